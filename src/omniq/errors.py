@@ -1,0 +1,158 @@
+"""Everything omniq raises or returns as a refusal.
+
+    OmniQError
+    ├── Invalid                  the call itself is wrong; nothing was sent to the store
+    │   ├── TaskIdRequired  NameRequired  QueueRequired  InvalidLease  InvalidCursor
+    │   └── DuplicateTarget  LimitExceeded  SerializationError  ConfigError
+    ├── Refused                  the store said no; nothing changed
+    │   ├── NotActive            the task is not running
+    │   │   └── TaskNotFound
+    │   ├── TokenMismatch        somebody else holds the task, or nobody does any more
+    │   │   └── LeaseExpired
+    │   ├── LeaseHeld            a reaper came too early
+    │   ├── DuplicateId  IdempotencyConflict
+    │   └── NotDead  NotWaiting  CrossQueue  RunClosed
+    └── StoreError               the store failed
+        ├── StoreUnavailable  StoreFull  StoreTooNew  DriverClosed  EventsLost
+        └── OutcomeUnknown       sent, but no answer: send the same call again with repeat=True
+
+A function that runs as a task may raise `Retry` or `Unrecoverable` to decide what happens next.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class OmniQError(Exception):
+    """The root of everything that omniq raises on purpose."""
+
+
+class Invalid(OmniQError, ValueError):
+    """The call is wrong in itself; nothing was sent to the store."""
+
+
+class TaskIdRequired(Invalid):
+    """A task needs an id of 1 to 255 characters without NUL."""
+
+
+class NameRequired(Invalid):
+    """A task needs a name: a function's path, a registered name, or `*` for payload only."""
+
+
+class QueueRequired(Invalid):
+    """A queue name is 1 to 128 characters of `A-Z a-z 0-9 . _ -`."""
+
+
+class InvalidLease(Invalid):
+    """A lease lasts longer than nothing."""
+
+
+class InvalidCursor(Invalid):
+    """The cursor is not one that this store gave out."""
+
+
+class DuplicateTarget(Invalid):
+    """A transaction may target each task once only."""
+
+
+class LimitExceeded(Invalid):
+    """A field or a transaction is larger than the store takes."""
+
+
+class ConfigError(Invalid):
+    """A setting, an environment variable or a storage URL has a value that omniq cannot use."""
+
+
+class SerializationError(Invalid, TypeError):
+    """A value cannot be encoded, or bytes cannot be decoded, by the serializer in use."""
+
+
+class Refused(OmniQError):
+    """The store said no, and nothing changed."""
+
+
+class NotActive(Refused):
+    """The task is not running, so nobody can ack, retry, fail or extend it."""
+
+
+class TaskNotFound(NotActive):
+    """There is no such task in that queue."""
+
+
+class TokenMismatch(Refused):
+    """The token is not the one of the current lease."""
+
+
+class LeaseExpired(TokenMismatch):
+    """The lease ran out before the call."""
+
+
+class LeaseHeld(Refused):
+    """The lease is still valid, so the task cannot be taken from its holder."""
+
+
+class DuplicateId(Refused):
+    """A task with this id and another body is already there."""
+
+
+class IdempotencyConflict(Refused):
+    """The idempotency key was used for a task with another body."""
+
+
+class NotDead(Refused):
+    """Only dead letters can be requeued."""
+
+
+class NotWaiting(Refused):
+    """Only waiting tasks can be rescheduled or removed."""
+
+
+class CrossQueue(Refused):
+    """This store cannot span several queues in one transaction."""
+
+
+class RunClosed(Refused):
+    """The staged run was already committed or aborted."""
+
+
+class StoreError(OmniQError):
+    """The store failed."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached or opened; nothing happened, try again."""
+
+
+class StoreFull(StoreError):
+    """The store has no room left; nothing happened."""
+
+
+class StoreTooNew(StoreError):
+    """The store was written by a newer omniq; upgrade this one."""
+
+
+class DriverClosed(StoreError):
+    """The storage object was closed."""
+
+
+class EventsLost(StoreError):
+    """The events after this point are gone, or belong to another store."""
+
+
+class OutcomeUnknown(StoreError):
+    """The call was sent and no answer came; send it again with `repeat=True`."""
+
+
+class Retry(Exception):  # noqa: N818 - it is an instruction, raised like StopIteration
+    """Raise inside a task to run it again later; it counts as a failed attempt."""
+
+    def __init__(self, message: str = "retry requested", *, after: float | timedelta | None = None) -> None:
+        super().__init__(message)
+        self.after = after.total_seconds() if isinstance(after, timedelta) else after
+        if self.after is not None and self.after < 0:
+            raise Invalid(f"Retry(after={after!r}): the delay cannot be negative")
+
+
+class Unrecoverable(Exception):  # noqa: N818 - see Retry
+    """Raise inside a task to fail it at once, whatever retries are left."""

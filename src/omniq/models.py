@@ -1,0 +1,357 @@
+"""What a task is: to users (`Task`, `TaskResult`, `Event`, …) and to drivers (`Record`, `State`).
+
+Users see datetimes and decoded values; between core and driver all times are integer microseconds since the epoch, UTC.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from omniq.errors import Invalid, LimitExceeded, NameRequired, QueueRequired, TaskIdRequired
+
+DEFAULT_QUEUE = "default"
+DEFAULT_LEASE_US = 30_000_000
+MAX_ERROR_CHARS = 16 * 1024
+MAX_BLOCKERS = 255
+
+_QUEUE = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+_RESERVED_QUEUES = frozenset({"omniq.store"})  # what belongs to no queue lives under this name on Redis
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class State(enum.IntEnum):
+    """Where a task stands for a driver; `TaskStatus` is the coarser view that users see."""
+
+    STAGED = 0
+    BLOCKED = 1
+    SCHEDULED = 2
+    READY = 3
+    RUNNING = 4
+    DONE = 5
+    DEAD = 6
+    CANCELLED = 7
+
+    @property
+    def waiting(self) -> bool:
+        return State.BLOCKED <= self <= State.READY
+
+    @property
+    def final(self) -> bool:
+        return self >= State.DONE
+
+
+class TaskStatus(enum.StrEnum):
+    """Where a task stands, in the words of the API."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    RETRYING = "RETRYING"
+    CANCELLED = "CANCELLED"
+
+
+_STATUS = {
+    State.RUNNING: TaskStatus.RUNNING,
+    State.DONE: TaskStatus.SUCCESS,
+    State.DEAD: TaskStatus.FAILED,
+    State.CANCELLED: TaskStatus.CANCELLED,
+}
+
+
+def status_of(state: State, attempts: int) -> TaskStatus:
+    """The user's word for a driver's state."""
+    status = _STATUS.get(state)
+    if status is None:
+        return TaskStatus.RETRYING if attempts > 0 else TaskStatus.PENDING
+    return status
+
+
+class TaskError(msgspec.Struct, frozen=True):
+    """Why a run failed, as text; it is never turned back into an exception class."""
+
+    type: str
+    message: str = ""
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, exc: BaseException) -> TaskError:
+        import traceback
+
+        text = "".join(traceback.format_exception(exc))
+        return cls(type(exc).__name__, str(exc), text).cut()
+
+    def cut(self) -> TaskError:
+        """The same error within the size that a store keeps; of a long traceback the end is what tells."""
+        if len(self.type) + len(self.message) + len(self.traceback) <= MAX_ERROR_CHARS:
+            return self
+        kind, message = self.type[:255], self.message[: MAX_ERROR_CHARS // 4]
+        room = MAX_ERROR_CHARS - len(kind) - len(message) - 8
+        return TaskError(kind, message, "[cut] …\n" + self.traceback[-room:])
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+class Blocker(msgspec.Struct, frozen=True, array_like=True):
+    """A task that must end before another may start; `queue` is filled in before the store is asked."""
+
+    id: str
+    queue: str = ""
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A task as drivers store it and hand it out. `seq` and what follows belong to the driver."""
+
+    id: str
+    queue: str
+    name: str
+    payload: bytes | None = None
+    encoding: str = "json"
+    headers: dict[str, str] | None = None
+    origin: str = ""
+    eta_us: int | None = None
+    due_us: int = 0
+    timeout_us: int | None = None
+    lease_us: int | None = None
+    interval_us: int | None = None
+    result_ttl_us: int | None = None
+    attempts: int = 0
+    max_attempts: int = 0
+    backoff: str = ""
+    token: str | None = None
+    lease_until_us: int | None = None
+    ended_by: str | None = None
+    worker: str | None = None
+    cancel_requested: bool = False
+    group: str | None = None
+    dead_queue: str | None = None
+    blocked_by: tuple[Blocker, ...] = ()
+    run_id: str | None = None
+    idempotency_key: str | None = None
+    fingerprint: str = ""
+    created_at_us: int = 0
+    updated_at_us: int = 0
+    started_at_us: int | None = None
+    finished_at_us: int | None = None
+    last_error: TaskError | None = None
+    failed_at_us: int | None = None
+    progress: bytes | None = None
+    state: State = State.READY
+    seq: int = 0
+    returned: bool = False
+    blockers_left: int = 0
+    has_dependents: bool = False
+
+    @property
+    def status(self) -> TaskStatus:
+        return status_of(self.state, self.attempts)
+
+
+class StoredResult(msgspec.Struct, kw_only=True):
+    """How a task's last run ended, as drivers keep it: `result` is encoded."""
+
+    task_id: str
+    state: State
+    result: bytes | None = None
+    encoding: str = "json"
+    error: TaskError | None = None
+    finished_at_us: int = 0
+    attempts: int = 0
+    started_at_us: int | None = None
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """When a task runs: not before `eta`, and then every `interval` if one is given."""
+
+    eta: datetime | None = None
+    interval: timedelta | None = None
+
+    def next_run(self, now: datetime) -> datetime | None:
+        """The first moment of the series after `now`; None for a task that does not repeat."""
+        if self.interval is None:
+            return None
+        first = self.eta or now
+        if first > now:
+            return first
+        return first + self.interval * ((now - first) // self.interval + 1)
+
+
+class Task(msgspec.Struct, kw_only=True):
+    """A task as its users see it: the call, its options and where it stands."""
+
+    id: str = ""
+    func_path: str
+    args: list[Any] = msgspec.field(default_factory=list)
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    eta: datetime | None = None
+    interval: timedelta | None = None
+    max_retries: int = 3
+    timeout: float | None = None
+    created_at: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
+    updated_at: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
+    queue: str = DEFAULT_QUEUE
+    status: TaskStatus = TaskStatus.PENDING
+    attempts: int = 0
+    payload: Any = None
+    lease: float | None = None
+    group: str | None = None
+    group_limit: int | None = None
+    dead_queue: str | None = None
+    blocked_by: list[str] = msgspec.field(default_factory=list)
+    idempotency_key: str | None = None
+    backoff: str = ""
+    result_ttl: float | None = None
+    headers: dict[str, str] | None = None
+    worker: str | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    last_error: TaskError | None = None
+    progress: Any = None
+    cancel_requested: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            self.id = new_id()
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.eta, self.interval)
+
+
+class TaskResult(msgspec.Struct, kw_only=True):
+    """How a task ended. `result` is the decoded value of a successful run, `error` the reason of a failed one."""
+
+    task_id: str
+    status: TaskStatus
+    result: Any = None
+    error: TaskError | None = None
+    finished_at: datetime | None = None
+    attempts: int = 0
+    last_attempt_at: datetime | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status is TaskStatus.SUCCESS
+
+
+class Event(msgspec.Struct, kw_only=True):
+    """One transition of one task. `seq` grows without end; read on from the last one you saw."""
+
+    seq: int
+    ts: datetime
+    event: str
+    task_id: str
+    queue: str
+    name: str
+    group: str | None = None
+    attempt: int = 0
+    worker: str | None = None
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+# -- times ---------------------------------------------------------------------------------------
+
+
+def now_us() -> int:
+    """This machine's clock, in microseconds."""
+    return time.time_ns() // 1000
+
+
+def to_us(moment: datetime) -> int:
+    """Microseconds of an aware datetime; a naive one is refused, since nobody can know what it means."""
+    if moment.tzinfo is None:
+        raise Invalid(f"{moment!r} has no time zone: use datetime.now(timezone.utc) or .astimezone()")
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def from_us(us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=us)
+
+
+def maybe_from_us(us: int | None) -> datetime | None:
+    return None if us is None else from_us(us)
+
+
+def duration_us(value: float | timedelta, what: str, *, zero: bool = False) -> int:
+    """Microseconds of a duration given in seconds or as a timedelta; it must be positive (or 0 with `zero`)."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"{what} must be seconds or a timedelta, not {value!r}")
+    if not (0 <= seconds < 1e11) or (seconds == 0 and not zero):  # also refuses NaN
+        raise Invalid(f"{what} must be {'zero or more' if zero else 'more than zero'} seconds, not {value!r}")
+    return round(seconds * 1_000_000)
+
+
+# -- names and ids -------------------------------------------------------------------------------
+
+
+def check_id(task_id: str) -> None:
+    if not isinstance(task_id, str) or not task_id:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TaskIdRequired("a task needs an id; leave it out and omniq makes one")
+    if len(task_id) > 255 or "\0" in task_id:
+        raise TaskIdRequired(f"task id {task_id[:40]!r}…: 1 to 255 characters without NUL")
+
+
+def check_queue(queue: str) -> None:
+    if not isinstance(queue, str) or not queue:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise QueueRequired("a queue name is required; the usual one is 'default'")
+    if not _QUEUE.match(queue) or queue in _RESERVED_QUEUES:
+        raise QueueRequired(f"queue name {queue[:140]!r}: use 1 to 128 of A-Z a-z 0-9 . _ - (not 'omniq.store')")
+
+
+def check_name(name: str) -> None:
+    if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise NameRequired("a task needs a name: 'module:callable', a registered name, or '*' for payload only")
+    if len(name) > 1024 or "\0" in name:
+        raise NameRequired(f"task name {name[:40]!r}…: at most 1024 characters without NUL")
+
+
+def check_text(value: str, what: str) -> None:
+    if not isinstance(value, str) or not value:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"{what} must be text of 1 to 255 characters, not {value!r}")
+    if len(value) > 255 or "\0" in value:
+        raise LimitExceeded(f"{what} {value[:40]!r}…: at most 255 characters without NUL")
+
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+_ids_lock = threading.Lock()
+_last_ms = 0
+_last_random = 0
+
+
+def new_id() -> str:
+    """A ULID; those made by one process sort in the order they were made."""
+    global _last_ms, _last_random
+    with _ids_lock:
+        ms = time.time_ns() // 1_000_000
+        if ms > _last_ms:
+            _last_ms, _last_random = ms, int.from_bytes(os.urandom(10)) >> 1  # the free top bit leaves room to count
+        else:
+            _last_random += 1
+        value = (_last_ms << 80) | _last_random
+    pairs = _PAIRS
+    return "".join([pairs[(value >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+def _reseed_after_fork() -> None:
+    global _last_ms
+    _last_ms = 0
+
+
+os.register_at_fork(after_in_child=_reseed_after_fork)
+
+
+def new_token() -> str:
+    """A lease token: 128 random bits."""
+    return os.urandom(16).hex()

@@ -1,0 +1,384 @@
+"""The words between core and driver: operations go down in transactions, outcomes come back.
+
+Times and durations are integer microseconds. `Reserve` and `Beat` stand alone in their transaction; the others combine.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from omniq.models import DEFAULT_QUEUE, Blocker, Record, State, TaskError
+
+Lost = Literal["expired", "worker_lost"]
+
+
+class Operation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What every operation is; `Reserve` and `Beat` name no task."""
+
+
+class Enqueue(Operation, kw_only=True):
+    """Store a new task. `eta_us` is absolute, `delay_us` is added to the store's clock; give at most one."""
+
+    id: str
+    name: str
+    queue: str = DEFAULT_QUEUE
+    payload: bytes | None = None
+    encoding: str = "json"
+    headers: dict[str, str] | None = None
+    origin: str = ""
+    eta_us: int | None = None
+    delay_us: int | None = None
+    timeout_us: int | None = None
+    lease_us: int | None = None
+    interval_us: int | None = None
+    result_ttl_us: int | None = None
+    max_attempts: int = 0
+    backoff: str = ""
+    group: str | None = None
+    group_limit: int = 0
+    dead_queue: str | None = None
+    blocked_by: tuple[Blocker, ...] = ()
+    dead_blockers: Literal["fail", "ignore"] = "fail"
+    idempotency_key: str | None = None
+    key_ttl_us: int = 86_400_000_000
+    fingerprint: str = ""
+    on_conflict: Literal["error", "return", "replace_finished"] = "error"
+
+
+class Reserve(Operation, kw_only=True):
+    """Lease up to `limit` tasks of the first queues that have any. The caller makes the token, fresh each time."""
+
+    queues: tuple[str, ...]
+    token: str
+    limit: int = 1
+    lease_us: int | None = None
+    worker: str = ""
+
+
+class OnTask(Operation, kw_only=True):
+    """An operation on one task that is already there."""
+
+    queue: str
+    id: str
+
+
+class Held(OnTask, kw_only=True):
+    """An operation of the task's holder. `late` forgives a lease that ran out and that nobody has taken since."""
+
+    token: str
+    late: bool = False
+
+
+class Ack(Held, kw_only=True):
+    """The run succeeded. With `again_us` the same task is scheduled for that moment."""
+
+    result: bytes | None = None
+    encoding: str = "json"
+    ran_us: int | None = None
+    again_us: int | None = None
+
+
+class Retry(Held, kw_only=True):
+    """The run failed, run it again: after `delay_us`, at `due_us`, or with neither at once and at its old place."""
+
+    error: TaskError | None = None
+    delay_us: int | None = None
+    due_us: int | None = None
+    attempts: int | None = None
+    ran_us: int | None = None
+    lost: Lost | None = None
+
+
+class Fail(Held, kw_only=True):
+    """The run failed for good: a dead letter, or moved to the task's dead queue."""
+
+    error: TaskError | None = None
+    ran_us: int | None = None
+    again_us: int | None = None
+    lost: Lost | None = None
+
+
+class Release(Held, kw_only=True):
+    """Give the task back unused; the attempt is not spent."""
+
+
+class Extend(Held, kw_only=True):
+    """Prolong the lease, by the task's own length unless one is given; never shortens it."""
+
+    lease_us: int | None = None
+
+
+class Progress(Held, kw_only=True):
+    """Store what the running task says about itself, at most 4 KiB."""
+
+    data: bytes
+
+
+class Cancel(OnTask, kw_only=True):
+    """End a waiting task, or ask a running one to end; with its token the holder says that it has ended."""
+
+    token: str | None = None
+    lost: Lost | None = None
+    error: TaskError | None = None
+
+
+class Reschedule(OnTask, kw_only=True):
+    """Give a waiting task a new time."""
+
+    eta_us: int | None = None
+    delay_us: int | None = None
+
+
+class Requeue(OnTask, kw_only=True):
+    """Bring a dead letter back."""
+
+    eta_us: int | None = None
+    delay_us: int | None = None
+    reset_attempts: bool = False
+
+
+class Remove(OnTask, kw_only=True):
+    """Delete a task that is not running, with its result and key; `if_state` guards against a change of mind."""
+
+    if_state: State | None = None
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says about itself."""
+
+    worker: str
+    host: str = ""
+    pid: int = 0
+    queues: tuple[str, ...] = ()
+    running: int = 0
+    concurrency: int = 0
+    started_at_us: int = 0
+    seen_at_us: int = 0
+
+
+class Beat(Operation, kw_only=True):
+    """A sign of life of a worker, for the registry; `gone` takes it out."""
+
+    info: WorkerInfo
+    gone: bool = False
+
+
+# -- outcomes ------------------------------------------------------------------------------------
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What an operation did."""
+
+
+class Enqueued(Outcome, kw_only=True):
+    id: str
+    existed: bool
+    state: State
+
+
+class Reserved(Outcome, kw_only=True):
+    """`next_at_us`: when something of these queues falls due or runs out, so that an idle worker sleeps exactly."""
+
+    tasks: list[Record]
+    paused: tuple[str, ...] = ()
+    next_at_us: int | None = None
+
+
+class Acked(Outcome, kw_only=True):
+    state: State
+    already: bool = False
+
+
+class Retried(Outcome, kw_only=True):
+    due_us: int
+    state: State = State.SCHEDULED
+
+
+class Failed(Outcome, kw_only=True):
+    """`queue` is where the task is now: its own, or the dead queue it moved to."""
+
+    queue: str
+    state: State = State.DEAD
+    already: bool = False
+
+
+class Released(Outcome, kw_only=True):
+    state: State
+
+
+class Extended(Outcome, kw_only=True):
+    lease_until_us: int
+    cancel_requested: bool
+
+
+class Cancelled(Outcome, kw_only=True):
+    state: State
+
+
+class Rescheduled(Outcome, kw_only=True):
+    due_us: int
+
+
+class Requeued(Outcome, kw_only=True):
+    state: State
+
+
+class Removed(Outcome, kw_only=True):
+    pass
+
+
+class Beaten(Outcome, kw_only=True):
+    pass
+
+
+# -- answers of the looking calls ----------------------------------------------------------------
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease that its holder lost, and why; `omniq.policy.after_loss` says what follows."""
+
+    record: Record
+    lost: Lost
+
+
+class QueueCounts(msgspec.Struct, kw_only=True):
+    """What a queue holds now. `ready` includes scheduled tasks that are due."""
+
+    queue: str
+    staged: int = 0
+    blocked: int = 0
+    scheduled: int = 0
+    ready: int = 0
+    running: int = 0
+    done: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    paused: bool = False
+    oldest_ready_us: int | None = None
+
+    @property
+    def waiting(self) -> int:
+        return self.blocked + self.scheduled + self.ready
+
+
+class GroupInfo(msgspec.Struct, kw_only=True):
+    queue: str
+    group: str
+    limit: int
+    inflight: int
+    ready: int
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tasks `find` returns; what is not given does not matter."""
+
+    states: tuple[State, ...] = ()
+    queue: str | None = None
+    name: str | None = None
+    group: str | None = None
+    worker: str | None = None
+    origin: str | None = None
+    run_id: str | None = None
+    ids: tuple[str, ...] = ()
+    created_from_us: int | None = None
+    created_to_us: int | None = None
+    finished_from_us: int | None = None
+    finished_to_us: int | None = None
+    error_contains: str | None = None
+    payload_contains: str | None = None
+
+    def matches(self, task: Record) -> bool:
+        return (
+            (not self.states or task.state in self.states)
+            and (self.queue is None or task.queue == self.queue)
+            and (self.name is None or task.name == self.name)
+            and (self.group is None or task.group == self.group)
+            and (self.worker is None or task.worker == self.worker)
+            and (self.origin is None or task.origin == self.origin)
+            and (self.run_id is None or task.run_id == self.run_id)
+            and (not self.ids or task.id in self.ids)
+            and _within(task.created_at_us, self.created_from_us, self.created_to_us)
+            and _within(task.finished_at_us, self.finished_from_us, self.finished_to_us)
+            and (not self.error_contains or self.error_contains in _error_text(task.last_error))
+            and (not self.payload_contains or self.payload_contains.encode() in (task.payload or b""))
+        )
+
+
+def _within(value: int | None, low: int | None, high: int | None) -> bool:
+    if low is None and high is None:
+        return True
+    return value is not None and (low is None or value >= low) and (high is None or value < high)
+
+
+def _error_text(error: TaskError | None) -> str:
+    return "" if error is None else f"{error}\n{error.traceback}"
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of `find`. `cursor` is None at the end; `partial` says that the scan limit cut this page short."""
+
+    tasks: list[Record]
+    cursor: str | None = None
+    partial: bool = False
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of the event log: `first` to `last` are there; an empty one has `last` = `first` - 1."""
+
+    name: str
+    first: int
+    last: int
+
+
+class EventRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """An event as drivers keep it."""
+
+    seq: int
+    ts_us: int
+    event: str
+    task_id: str
+    queue: str
+    name: str
+    group: str | None = None
+    attempt: int = 0
+    worker: str | None = None
+    enqueued_at_us: int = 0
+    due_us: int = 0
+    state: State = State.READY
+    data: bytes | None = None
+    shard: str = ""
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How long `purge` keeps things; results go by the ttl that each task carries."""
+
+    dead_us: int | None = 30 * 86_400_000_000
+    events_us: int | None = 7 * 86_400_000_000
+    events_max: int | None = 1_000_000
+    workers_us: int = 3_600_000_000
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver declares about itself (section 12 of the driver contract)."""
+
+    durability: Literal["none", "process", "power"]
+    cross_queue: bool = True
+    store_clock: bool = False
+    resolution_us: int = 1
+    push_wait: bool = False
+    kernel_liveness: bool = False
+    foreign_writers: bool = False
+    events_gapless: bool = True
+    due_order: bool = True
+    local: bool = True
+    max_transaction: int = 10_000
+    max_payload: int = 64 * 1024 * 1024
+
+
+class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
+    store_id: str
+    format: int
+    url: str
+    capabilities: Capabilities

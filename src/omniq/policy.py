@@ -1,0 +1,115 @@
+"""Every decision about a task, as pure functions: when to retry, how long to wait, when a task is dead.
+
+Drivers never import this module; the queue, the workers and the doors do.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import msgspec
+
+from omniq.errors import ConfigError
+from omniq.models import Record, TaskError
+from omniq.operations import Cancel, Fail, Lease, Operation, Retry
+
+HOUR_MS = 3_600_000
+DEFAULT_MAX_ATTEMPTS = 4
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """How long to wait before a retry. Written on the task as text, so that whoever runs it obeys the same policy.
+
+    `exp` waits base × 2ⁿ⁻¹ before retry n, `fixed` always base, `quartic` base × n⁴; `jitter` is per cent on top.
+    """
+
+    kind: Literal["exp", "fixed", "quartic"] = "exp"
+    base_ms: int = 1000
+    max_ms: int = HOUR_MS
+    jitter: int = 10
+    loss: Literal["now", "backoff"] = "now"
+
+    def __str__(self) -> str:
+        return f"{self.kind}:base={self.base_ms},max={self.max_ms},jitter={self.jitter},loss={self.loss}"
+
+    def delay_us(self, failures: int, random: float) -> int:
+        n = max(failures, 1)
+        if self.kind == "exp":
+            raw = self.base_ms << min(n - 1, 40)
+        else:
+            raw = self.base_ms * (n**4 if self.kind == "quartic" else 1)
+        return int(min(raw, self.max_ms) * 1000 * (1 + random * self.jitter / 100))
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_backoff(text: str) -> Backoff:
+    """The policy that a task carries; an empty text is the default one."""
+    if not text:
+        return Backoff()
+    kind, _, rest = text.partition(":")
+    try:
+        pairs = dict(part.split("=", 1) for part in rest.split(",") if part)
+        values = {{"base": "base_ms", "max": "max_ms"}.get(k, k): v for k, v in pairs.items()}
+        return msgspec.convert({"kind": kind, **values}, Backoff, strict=False)
+    except (ValueError, msgspec.ValidationError) as exc:
+        raise ConfigError(f"backoff {text!r}: write it like {Backoff()!s}") from exc
+
+
+def max_attempts(task: Record) -> int:
+    return task.max_attempts or DEFAULT_MAX_ATTEMPTS
+
+
+def next_run(task: Record, now_us: int) -> int | None:
+    """The next tick of an interval task: on its grid, after now, so that nothing drifts and nothing piles up."""
+    if not task.interval_us:
+        return None
+    anchor = task.eta_us if task.eta_us is not None else task.due_us
+    if anchor > now_us:
+        return anchor
+    return anchor + task.interval_us * ((now_us - anchor) // task.interval_us + 1)
+
+
+def after_failure(
+    task: Record,
+    error: TaskError,
+    now_us: int,
+    random: float,
+    *,
+    after_us: int | None = None,
+    final: bool = False,
+    ran_us: int | None = None,
+    late: bool = True,
+) -> Retry | Fail:
+    """What follows a failed run: a retry after a pause, or the end. `after_us` is the task's own wish."""
+    assert task.token is not None, "only a held task can fail"
+    held = {"queue": task.queue, "id": task.id, "token": task.token, "late": late}
+    if final or task.attempts >= max_attempts(task):
+        return Fail(**held, error=error, ran_us=ran_us, again_us=next_run(task, now_us))
+    delay = after_us if after_us is not None else parse_backoff(task.backoff).delay_us(task.attempts, random)
+    return Retry(**held, error=error, delay_us=delay, ran_us=ran_us)
+
+
+def after_loss(lease: Lease, now_us: int, random: float) -> Operation:
+    """What follows a lost lease: the run counts, so a task that keeps killing its workers ends as a dead letter."""
+    task, lost = lease.record, lease.lost
+    assert task.token is not None, "only a held task can be lost"
+    held = {"queue": task.queue, "id": task.id, "token": task.token}
+    error = _loss_error(task, lost)
+    if task.attempts >= max_attempts(task):
+        return Fail(**held, error=error, lost=lost, again_us=next_run(task, now_us))
+    if task.cancel_requested:
+        return Cancel(**held, lost=lost, error=error)
+    policy = parse_backoff(task.backoff)
+    delay = policy.delay_us(task.attempts, random) if policy.loss == "backoff" else None
+    return Retry(**held, error=error, lost=lost, delay_us=delay)
+
+
+def _loss_error(task: Record, lost: str) -> TaskError:
+    worker = task.worker or "an unknown worker"
+    happened = "died" if lost == "worker_lost" else "was silent until the lease ran out"
+    return TaskError(
+        "WorkerLost",
+        f"worker {worker} {happened} during attempt {task.attempts} of {max_attempts(task)}",
+        "",
+    )

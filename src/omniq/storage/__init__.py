@@ -1,0 +1,1 @@
+"""Where tasks live: the driver contract (`base`) and its drivers."""

@@ -1,0 +1,416 @@
+"""The driver contract: drivers store, the core decides.
+
+A driver implements `_apply`, `_apply_blocking` and the looking and steering calls; everything else here is written once
+over them. A call of `apply` is a list of transactions, a transaction a tuple of operations (`omniq.operations`). Each
+transaction is all or nothing; a refused one returns its error in its place while the others go on. Only failures of the
+store itself are raised. All times are integer microseconds; `now_us=None` means the store's own clock.
+"""
+
+from __future__ import annotations
+
+import abc
+import random
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar, cast
+
+from omniq.errors import Invalid, NotActive, Refused, TaskNotFound
+from omniq.models import (
+    Record,
+    State,
+    StoredResult,
+    Task,
+    TaskError,
+    TaskResult,
+    duration_us,
+    new_token,
+    now_us,
+    to_us,
+)
+from omniq.operations import (
+    Ack,
+    Acked,
+    Capabilities,
+    Enqueued,
+    EventRow,
+    Extend,
+    Extended,
+    Fail,
+    Failed,
+    Filter,
+    GroupInfo,
+    Lease,
+    Operation,
+    Outcome,
+    Page,
+    QueueCounts,
+    Reschedule,
+    Rescheduled,
+    Reserve,
+    Reserved,
+    Retention,
+    Retried,
+    Retry,
+    Shard,
+    StoreInfo,
+    WorkerInfo,
+)
+from omniq.policy import after_loss
+from omniq.serialization import MsgspecSerializer, Serializer
+from omniq.storage.checks import Transaction, check_transactions
+from omniq.storage.url import driver_for
+from omniq.storage.waiting import Waiters
+from omniq.translate import enqueue_of, result_of, task_of
+
+Result = list[Outcome] | Refused
+O = TypeVar("O", bound=Outcome)
+
+
+class BaseStorage(abc.ABC):
+    """One store of tasks. Opens itself at its first call, is safe to use from any thread and any event loop."""
+
+    capabilities: ClassVar[Capabilities]
+
+    def __init__(self, *, clock: Callable[[], int] = now_us, serializer: Serializer | None = None, events: bool = True) -> None:
+        self.clock = clock
+        self.serializer: Serializer = serializer or MsgspecSerializer()
+        self.events_on = events
+        self.waiters = Waiters()
+        self._held: dict[str, Record] = {}  # what `dequeue` handed out: seed-named calls carry no token
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> BaseStorage:
+        """The storage that a URL names: `memory://`, `sqlite:///path.db`, `file:///dir`."""
+        driver, target, query = driver_for(url)
+        return driver(target, **query, **options)
+
+    # -- life --------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def open(self) -> None:
+        """Open and create or migrate the store; needless before other calls, harmless when repeated."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Let go of everything. Twice is harmless; any later call raises `DriverClosed`."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        await self.close()
+
+    # -- the one way to change something -----------------------------------------------------------
+
+    async def apply(
+        self, transactions: Sequence[Transaction], now_us: int | None = None, *, repeat: bool = False
+    ) -> list[Result]:
+        """Carry out each transaction, all or nothing, in order; one answer each.
+
+        `repeat=True` says that the same call may have been carried out already (after `OutcomeUnknown`). Raises
+        `Invalid` before anything is sent, and `StoreError` when the store failed.
+        """
+        check_transactions(transactions, self.capabilities)
+        return await self._apply(transactions, now_us, repeat)
+
+    def apply_blocking(
+        self, transactions: Sequence[Transaction], now_us: int | None = None, *, repeat: bool = False
+    ) -> list[Result]:
+        """`apply` from any thread, also while the event loop is blocked."""
+        check_transactions(transactions, self.capabilities)
+        return self._apply_blocking(transactions, now_us, repeat)
+
+    @abc.abstractmethod
+    async def _apply(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]: ...
+
+    @abc.abstractmethod
+    def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]: ...
+
+    @abc.abstractmethod
+    async def allocate_ids(self, n: int) -> int:
+        """The first of `n` consecutive integers never given before; they stay used whatever follows."""
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    @property
+    def changes(self) -> int:
+        """Counts what this process has heard of; read it before you look and pass it to `wait` as `after`."""
+        return self.waiters.changes
+
+    async def wait(
+        self,
+        queues: Iterable[str] = (),
+        tasks: Iterable[str] = (),
+        events: bool = False,
+        timeout: float | None = None,
+        *,
+        after: int | None = None,
+    ) -> None:
+        """Return when one of these queues may have work, one of these tasks may have ended, or time is up.
+
+        A hint: it may return early. With nothing named, any change wakes.
+        """
+        await self.waiters.wait(queues, tasks, events, timeout, after)
+
+    # -- upkeep ------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def expired(
+        self,
+        now_us: int | None = None,
+        limit: int = 1000,
+        queues: Sequence[str] | None = None,
+        lost_workers: Sequence[str] = (),
+    ) -> list[Lease]:
+        """Leases that ran out, or whose worker is lost. Reads only: `policy.after_loss` decides what to apply."""
+
+    @abc.abstractmethod
+    async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
+        """Finish what was decided but too much for one transaction; how many tasks moved."""
+
+    @abc.abstractmethod
+    async def purge(self, retention: Retention, now_us: int | None = None, limit: int = 1000) -> int:
+        """Delete what is past its time, at most about `limit` of each kind; how many things went."""
+
+    @abc.abstractmethod
+    async def promote(self, queue: str, limit: int = 1000, now_us: int | None = None) -> int:
+        """Make due tasks ready now rather than at the next `Reserve`; how many."""
+
+    async def hold_worker(self, worker: str) -> None:
+        """Take a lock that the kernel lets go when this process dies, where the driver can."""
+
+    async def release_worker(self, worker: str) -> None:
+        """Let go of it in good order."""
+
+    async def lost_workers(self) -> list[str]:
+        """Workers on this host whose process died; elsewhere the lease decides."""
+        return []
+
+    @abc.abstractmethod
+    async def check(self, repair: bool = False) -> list[str]:
+        """What is wrong with the store, one sentence each; with `repair`, counters and lanes are recounted."""
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def get(self, id: str, queue: str | None = None) -> Record | None: ...
+
+    @abc.abstractmethod
+    async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
+        """The results that are there, by task id."""
+
+    @abc.abstractmethod
+    async def find(
+        self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True
+    ) -> Page: ...
+
+    @abc.abstractmethod
+    async def counts(self, now_us: int | None = None) -> list[QueueCounts]: ...
+
+    @abc.abstractmethod
+    async def queues(self, fed: bool = False) -> list[str]:
+        """The queues of this store; with `fed`, only those that tasks were enqueued to (no mere dead queues)."""
+
+    @abc.abstractmethod
+    async def groups(self, queue: str, cursor: str | None = None, limit: int = 50) -> tuple[list[GroupInfo], str | None]: ...
+
+    @abc.abstractmethod
+    async def workers(self, now_us: int | None = None) -> list[WorkerInfo]: ...
+
+    @abc.abstractmethod
+    async def info(self) -> StoreInfo: ...
+
+    @abc.abstractmethod
+    async def event_shards(self) -> list[Shard]: ...
+
+    @abc.abstractmethod
+    async def events(self, shard: str = "", after: int = 0, limit: int = 1000, upto: int | None = None) -> list[EventRow]:
+        """Events after `after`, oldest first. Raises `EventsLost` when some of them were purged."""
+
+    @abc.abstractmethod
+    async def events_of(self, id: str) -> list[EventRow]: ...
+
+    async def locate(self, id: str) -> str | None:
+        """The queue that a task is in now."""
+        task = await self.get(id)
+        return None if task is None else task.queue
+
+    # -- steering ----------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def pause(self, queue: str) -> None:
+        """Stop granting tasks of this queue from the moment this returns; everything else goes on."""
+
+    @abc.abstractmethod
+    async def resume(self, queue: str) -> bool:
+        """Undo `pause`; whether it was paused."""
+
+    @abc.abstractmethod
+    async def is_paused(self, queue: str) -> bool: ...
+
+    @abc.abstractmethod
+    async def set_group_limit(self, queue: str, group: str, limit: int) -> None: ...
+
+    # -- the library's names (tasks, datetimes, no tokens) -----------------------------------------
+
+    async def enqueue(self, task: Task) -> str:
+        """Store a task; its id. The same task again changes nothing; another body under its id is `DuplicateId`."""
+        outcome = await self._one(enqueue_of(task, self.serializer), Enqueued)
+        return outcome.id
+
+    async def dequeue(self, now: datetime) -> Task | None:
+        """Lease the next due task of any queue, or None. This storage object remembers the token."""
+        at = to_us(now)
+        await self.reclaim(at)
+        queues = tuple(await self.queues(fed=True))
+        if not queues:
+            return None
+        reserved = await self._one(Reserve(queues=queues, token=new_token()), Reserved, at)
+        if not reserved.tasks:
+            return None
+        record = reserved.tasks[0]
+        self._held[record.id] = record
+        return task_of(record, self.serializer)
+
+    async def mark_running(self, task_id: str) -> None:
+        """Say that a dequeued task runs; it does since `dequeue`, so this only checks that it is held here."""
+        self._holding(task_id)
+
+    async def mark_done(self, task_id: str, result: TaskResult) -> None:
+        held = self._holding(task_id)
+        data = self.serializer.encode(result.result)
+        await self._one(Ack(**_held(held), result=data, encoding=self.serializer.name), Acked)
+        del self._held[task_id]
+
+    async def mark_failed(self, task_id: str, error: TaskError, will_retry: bool) -> None:
+        """Record a failed run: at once ready again with `will_retry`, else a dead letter."""
+        held = self._holding(task_id)
+        if will_retry:
+            await self._one(Retry(**_held(held), error=error.cut()), Retried)
+        else:
+            await self._one(Fail(**_held(held), error=error.cut()), Failed)
+        del self._held[task_id]
+
+    async def get_result(self, task_id: str) -> TaskResult | None:
+        """The result of a task that has ended, decoded; None before, and for an unknown id."""
+        stored = (await self.results([task_id])).get(task_id)
+        return None if stored is None else result_of(stored, self.serializer)
+
+    async def purge_results(self, older_than: datetime) -> int:
+        """Delete results that were stored before `older_than`, and the ended tasks with them; how many results."""
+        return await self._purge_results(to_us(older_than))
+
+    @abc.abstractmethod
+    async def _purge_results(self, older_than_us: int) -> int: ...
+
+    async def reschedule(self, task_id: str, new_eta: datetime) -> None:
+        queue = await self.locate(task_id)
+        if queue is None:
+            raise TaskNotFound(f"no task {task_id!r} in this store")
+        await self._one(Reschedule(queue=queue, id=task_id, eta_us=to_us(new_eta)), Rescheduled)
+
+    # -- the driver's names (strict: a lease that ran out is refused) ------------------------------
+
+    async def reserve(
+        self, queue: str, lease: float | timedelta, *, now: datetime | None = None, worker: str = ""
+    ) -> Record | None:
+        """Lease one task of a queue; expired leases are reclaimed first."""
+        at = None if now is None else to_us(now)
+        await self.reclaim(at, [queue])
+        op = Reserve(queues=(queue,), token=new_token(), lease_us=_lease_us(lease), worker=worker)
+        tasks = (await self._one(op, Reserved, at)).tasks
+        return tasks[0] if tasks else None
+
+    async def ack(self, id: str, token: str, *, result: Any = None, queue: str | None = None, now: datetime | None = None) -> None:
+        held = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
+        data = None if result is None else self.serializer.encode(result)
+        await self._one(Ack(**held, result=data, encoding=self.serializer.name), Acked, _at(now))
+
+    async def retry(
+        self,
+        id: str,
+        token: str,
+        *,
+        run_at: datetime | None = None,
+        attempts: int | None = None,
+        error: TaskError | None = None,
+        queue: str | None = None,
+        now: datetime | None = None,
+    ) -> None:
+        held = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
+        op = Retry(**held, due_us=_at(run_at), attempts=attempts, error=error)
+        await self._one(op, Retried, _at(now))
+
+    async def fail(
+        self,
+        id: str,
+        token: str,
+        *,
+        error: TaskError | None = None,
+        queue: str | None = None,
+        now: datetime | None = None,
+    ) -> None:
+        held = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
+        await self._one(Fail(**held, error=error), Failed, _at(now))
+
+    async def extend_lease(
+        self, id: str, token: str, lease: float | timedelta, *, queue: str | None = None, now: datetime | None = None
+    ) -> int:
+        """The new end of the lease, in microseconds."""
+        held = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
+        return (await self._one(Extend(**held, lease_us=_lease_us(lease)), Extended, _at(now))).lease_until_us
+
+    # -- reaping -----------------------------------------------------------------------------------
+
+    async def reclaim(
+        self, now_us: int | None = None, queues: Sequence[str] | None = None, lost_workers: Sequence[str] = (), limit: int = 1000
+    ) -> int:
+        """Take back leases that ran out or whose worker is lost: read, decide, apply. How many were taken."""
+        lost = await self.expired(now_us, limit, queues, lost_workers)
+        if not lost:
+            return 0
+        at = self.clock() if now_us is None else now_us
+        answers = await self.apply([(after_loss(lease, at, random.random()),) for lease in lost], now_us)  # noqa: S311
+        return sum(not isinstance(a, Refused) for a in answers)  # a refusal only means that another was faster
+
+    # -- one operation -----------------------------------------------------------------------------
+
+    async def _one(self, op: Operation, kind: type[O], at: int | None = None) -> O:
+        (answer,) = await self.apply([(op,)], at)
+        if isinstance(answer, Refused):
+            raise answer
+        return cast(O, answer[0])
+
+    def _holding(self, task_id: str) -> Record:
+        held = self._held.get(task_id)
+        if held is None:
+            raise NotActive(f"task {task_id!r} was not dequeued through this storage object")
+        return held
+
+    async def _queue_of(self, id: str) -> str:
+        queue = await self.locate(id)
+        if queue is None:
+            raise TaskNotFound(f"no task {id!r} in this store")
+        return queue
+
+
+def _held(task: Record) -> dict[str, str]:
+    return {"queue": task.queue, "id": task.id, "token": cast(str, task.token)}
+
+
+def _at(moment: datetime | None) -> int | None:
+    return None if moment is None else to_us(moment)
+
+
+def _lease_us(lease: float | timedelta) -> int:
+    from omniq.errors import InvalidLease
+
+    try:
+        return duration_us(lease, "lease")
+    except Invalid as exc:
+        raise InvalidLease(str(exc)) from None
+
+
+__all__ = ["BaseStorage", "Result", "State", "Transaction"]

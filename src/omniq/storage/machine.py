@@ -1,0 +1,789 @@
+"""The state machine of the driver contract, written once for every driver that runs in Python.
+
+    STAGED ─commit──┐
+    BLOCKED ─freed──┴▶ SCHEDULED ─due─▶ READY ─Reserve─▶ RUNNING ─┬─ Ack ─────────────────────▶ DONE
+       │               (or READY at once)                         ├─ Retry(delay), Ack(again) ─▶ SCHEDULED
+       └─ blocker died ─▶ DEAD                                    ├─ Retry(neither), Release ──▶ READY
+                                                                  ├─ Fail ────────────────────▶ DEAD ─Requeue─▶ READY, SCHEDULED
+    waiting ─Cancel─▶ CANCELLED                                   ├─ Fail, with a dead_queue ──▶ READY in that queue, same id
+                                                                  └─ Cancel(token) ───────────▶ CANCELLED
+
+A `Ledger` is what a driver brings: records, lanes, keys, results and events to load and save, inside one atomic section.
+Every operation has two halves. The check only reads, and refuses; the write cannot be refused. So a transaction checks all
+of its operations and then writes them all, and nothing ever has to be undone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from omniq.errors import (
+    DuplicateId,
+    IdempotencyConflict,
+    LeaseExpired,
+    LeaseHeld,
+    NotActive,
+    NotDead,
+    NotWaiting,
+    Refused,
+    TaskNotFound,
+    TokenMismatch,
+)
+from omniq.models import DEFAULT_LEASE_US, Record, State, StoredResult, TaskError
+from omniq.operations import (
+    Ack,
+    Acked,
+    Beat,
+    Beaten,
+    Cancel,
+    Cancelled,
+    Enqueue,
+    Enqueued,
+    Extend,
+    Extended,
+    Fail,
+    Failed,
+    Held,
+    Operation,
+    Outcome,
+    Progress,
+    Release,
+    Released,
+    Remove,
+    Removed,
+    Requeue,
+    Requeued,
+    Reschedule,
+    Rescheduled,
+    Reserve,
+    Reserved,
+    Retried,
+    Retry,
+    WorkerInfo,
+)
+
+DEFAULT_RESULT_TTL_US = 86_400_000_000
+PROMOTE_LIMIT = 1000
+CASCADE_LIMIT = 1000
+
+_encode = msgspec.json.Encoder().encode
+
+
+class QueueRow(msgspec.Struct):
+    """What a driver keeps per queue. `groups_turn`: whose turn is the next grant."""
+
+    queue: str
+    paused: bool = False
+    has_groups: bool = False
+    groups_turn: bool = True
+    fed: bool = False
+
+
+class Lane(msgspec.Struct):
+    """A group of a queue. `turn` is its place among open lanes; `members` counts its tasks that have not ended."""
+
+    queue: str
+    group: str
+    limit: int = 0
+    ready: int = 0
+    inflight: int = 0
+    members: int = 0
+    turn: int = 0
+
+    @property
+    def open(self) -> bool:
+        return self.ready > 0 and self.inflight < (self.limit or 1)
+
+
+class Key(msgspec.Struct):
+    """An idempotency key and the task that it stands for."""
+
+    task_id: str
+    fingerprint: str
+    expires_us: int
+
+
+class Ledger(Protocol):
+    """The reads and writes that the machine asks of a driver. All inside one atomic section, by one thread at a time."""
+
+    events_on: bool
+
+    def queue(self, queue: str) -> QueueRow: ...
+    def save_queue(self, row: QueueRow) -> None: ...
+    def load(self, id: str) -> Record | None: ...
+    def insert(self, task: Record) -> None: ...
+    def save(self, task: Record, was: State, was_queue: str) -> None: ...
+    def delete(self, task: Record) -> None: ...
+    def held(self, token: str) -> list[Record]: ...
+    def next_ready(self, queue: str, group: str | None, limit: int) -> list[Record]: ...
+    def due(self, queue: str, now_us: int, limit: int) -> list[Record]: ...
+    def next_at(self, queues: Sequence[str], now_us: int) -> int | None: ...
+    def lane(self, queue: str, group: str) -> Lane: ...
+    def save_lane(self, lane: Lane) -> None: ...
+    def open_lane(self, queue: str) -> Lane | None: ...
+    def next_turn(self) -> int: ...
+    def key(self, queue: str, key: str) -> Key | None: ...
+    def save_key(self, queue: str, key: str, value: Key) -> None: ...
+    def delete_key(self, queue: str, key: str) -> None: ...
+    def save_result(self, task: Record, result: StoredResult, expires_us: int | None) -> None: ...
+    def delete_result(self, task: Record) -> None: ...
+    def block(self, blocker: Record, dependent: Record) -> None: ...
+    def dependents(self, blocker_id: str, limit: int) -> list[Record]: ...
+    def unblock(self, blocker_id: str, dependent: Record) -> None: ...
+    def defer(self, blocker_id: str, dead: bool) -> None: ...
+    def deferred(self, limit: int) -> list[tuple[str, bool]]: ...
+    def undefer(self, blocker_id: str) -> None: ...
+    def event(self, task: Record, event: str, now_us: int, data: bytes | None) -> None: ...
+    def beat(self, info: WorkerInfo, gone: bool, now_us: int) -> None: ...
+
+
+class Machine:
+    """Applies operations to a ledger. `ready_queues` and `ended_tasks` gather whom a commit concerns."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.ready_queues: set[str] = set()
+        self.ended_tasks: set[str] = set()
+        self._checks: dict[type[Operation], Callable[[Any, int], Any]] = {
+            Enqueue: self._check_enqueue,
+            Ack: self._check_held,
+            Retry: self._check_lost_or_held,
+            Fail: self._check_lost_or_held,
+            Release: self._check_held,
+            Extend: self._check_held,
+            Progress: self._check_held,
+            Cancel: self._check_cancel,
+            Reschedule: self._check_waiting,
+            Requeue: self._check_dead,
+            Remove: self._check_remove,
+        }
+        self._writes: dict[type[Operation], Callable[[Any, Any, int], Outcome]] = {
+            Enqueue: self._enqueue,
+            Ack: self._ack,
+            Retry: self._retry,
+            Fail: self._fail,
+            Release: self._release,
+            Extend: self._extend,
+            Progress: self._progress,
+            Cancel: self._cancel,
+            Reschedule: self._reschedule,
+            Requeue: self._requeue,
+            Remove: self._remove,
+        }
+
+    def run(self, transaction: Sequence[Operation], now_us: int, repeat: bool = False) -> list[Outcome] | Refused:
+        """One transaction: check everything, then write everything."""
+        if len(transaction) == 1:
+            op = transaction[0]
+            if isinstance(op, Reserve):
+                return [self._reserve(op, now_us, repeat)]
+            if isinstance(op, Beat):
+                self.ledger.beat(op.info, op.gone, now_us)
+                return [Beaten()]
+        found: list[Any] = []
+        keys: dict[tuple[str, str], str] = {}
+        for op in transaction:
+            known = self._checks[type(op)](op, now_us)
+            if isinstance(known, Refused):
+                if repeat and not isinstance(op, Enqueue) and isinstance(known, NotActive) and not isinstance(known, TaskNotFound):
+                    found.append(_done_before(op))
+                    continue
+                return known
+            if isinstance(op, Enqueue) and op.idempotency_key is not None:
+                if keys.setdefault((op.queue, op.idempotency_key), op.fingerprint) != op.fingerprint:
+                    return IdempotencyConflict(f"idempotency key {op.idempotency_key!r} twice in a transaction, with two bodies")
+            found.append(known)
+        return [k if isinstance(k, Outcome) else self._writes[type(op)](op, k, now_us) for op, k in zip(transaction, found, strict=True)]
+
+    # -- enqueue -----------------------------------------------------------------------------------
+
+    def _check_enqueue(self, op: Enqueue, now_us: int) -> Outcome | Refused | None:
+        if op.idempotency_key is not None:
+            first = self._known_key(op, now_us)
+            if first is not None:
+                return first
+        there = self.ledger.load(op.id)
+        if there is None:
+            return None
+        if op.on_conflict == "replace_finished":
+            return None if there.state.final else Enqueued(id=op.id, existed=True, state=there.state)
+        if op.on_conflict == "return" or there.fingerprint == op.fingerprint:
+            return Enqueued(id=op.id, existed=True, state=there.state)
+        return DuplicateId(f"task {op.id!r} is already there with another body; leave the id out or use another")
+
+    def _known_key(self, op: Enqueue, now_us: int) -> Outcome | Refused | None:
+        key = self.ledger.key(op.queue, cast(str, op.idempotency_key))
+        if key is None:
+            return None
+        first = self.ledger.load(key.task_id)
+        if key.expires_us <= now_us and (first is None or first.state.final):
+            return None
+        if key.fingerprint != op.fingerprint:
+            return IdempotencyConflict(
+                f"idempotency key {op.idempotency_key!r} in queue {op.queue!r} was used for another body (task {key.task_id})"
+            )
+        return Enqueued(id=key.task_id, existed=True, state=State.DONE if first is None else first.state)
+
+    def _enqueue(self, op: Enqueue, _: None, now_us: int) -> Outcome:
+        ledger = self.ledger
+        if op.idempotency_key is not None:
+            twin = self._known_key(op, now_us)  # an earlier operation of this very transaction
+            if isinstance(twin, Enqueued):
+                return twin
+        if op.on_conflict == "replace_finished":
+            old = ledger.load(op.id)
+            if old is not None:
+                self._drop(old, with_key=True)
+        due = op.eta_us if op.eta_us is not None else now_us + (op.delay_us or 0)
+        task = Record(
+            id=op.id,
+            queue=op.queue,
+            name=op.name,
+            payload=op.payload,
+            encoding=op.encoding,
+            headers=op.headers,
+            origin=op.origin,
+            eta_us=due if op.delay_us else op.eta_us,
+            due_us=due,
+            timeout_us=op.timeout_us,
+            lease_us=op.lease_us,
+            interval_us=op.interval_us,
+            result_ttl_us=op.result_ttl_us,
+            max_attempts=op.max_attempts,
+            backoff=op.backoff,
+            group=op.group,
+            dead_queue=op.dead_queue,
+            blocked_by=op.blocked_by,
+            idempotency_key=op.idempotency_key,
+            fingerprint=op.fingerprint,
+            created_at_us=now_us,
+            updated_at_us=now_us,
+        )
+        row = ledger.queue(op.queue)
+        if not row.fed or (op.group is not None and not row.has_groups):
+            row.fed, row.has_groups = True, row.has_groups or op.group is not None
+            ledger.save_queue(row)
+        blockers, dead = self._open_blockers(op) if op.blocked_by else ([], None)
+        task.blockers_left = len(blockers)
+        task.state = State.BLOCKED if blockers else State.SCHEDULED if due > now_us else State.READY
+        if op.group is not None:
+            self._join_lane(task, op.group_limit)
+        ledger.insert(task)
+        for blocker in blockers:
+            ledger.block(blocker, task)
+        if op.idempotency_key is not None:
+            ledger.save_key(op.queue, op.idempotency_key, Key(op.id, op.fingerprint, now_us + op.key_ttl_us))
+        if ledger.events_on:
+            size = len(op.payload) if op.payload is not None else 0
+            ledger.event(task, "enqueued", now_us, b'{"payload_bytes":%d}' % size)
+        if dead is not None:
+            self._blocker_failed(task, dead, now_us)
+            self._cascade([task.id], now_us)
+        elif task.state is not State.BLOCKED:
+            self.ready_queues.add(task.queue)  # of a scheduled one too: a sleeper may have to wake earlier now
+        return Enqueued(id=task.id, existed=False, state=task.state)
+
+    def _open_blockers(self, op: Enqueue) -> tuple[list[Record], str | None]:
+        """The blockers that have not ended, and one that failed if there is such."""
+        waiting: list[Record] = []
+        for wanted in dict.fromkeys(b.id for b in op.blocked_by):
+            blocker = self.ledger.load(wanted)
+            if blocker is None or blocker.state is State.DONE:
+                continue
+            if blocker.state.final:
+                if op.dead_blockers == "fail":
+                    return [], blocker.id
+                continue
+            waiting.append(blocker)
+        return waiting, None
+
+    # -- reserve -----------------------------------------------------------------------------------
+
+    def _reserve(self, op: Reserve, now_us: int, repeat: bool) -> Reserved:
+        if repeat:
+            held = self.ledger.held(op.token)
+            if held:
+                return Reserved(tasks=[copy.copy(t) for t in held])
+        tasks: list[Record] = []
+        paused: list[str] = []
+        for queue in op.queues:
+            row = self.ledger.queue(queue)
+            if row.paused:
+                paused.append(queue)
+            elif len(tasks) < op.limit:
+                self.promote(queue, now_us, PROMOTE_LIMIT)
+                self._grant(row, op, op.limit - len(tasks), now_us, tasks)
+        next_at = self.ledger.next_at(op.queues, now_us)
+        return Reserved(tasks=tasks, paused=tuple(paused), next_at_us=next_at)
+
+    def promote(self, queue: str, now_us: int, limit: int) -> int:
+        """SCHEDULED tasks whose time has come become READY, in the order of `due`."""
+        due = self.ledger.due(queue, now_us, limit)
+        for task in due:
+            self._move(task, State.READY)
+        if due:
+            self.ready_queues.add(queue)
+        return len(due)
+
+    def _grant(self, row: QueueRow, op: Reserve, limit: int, now_us: int, tasks: list[Record]) -> None:
+        if not row.has_groups:
+            for task in self.ledger.next_ready(row.queue, None, limit):
+                tasks.append(self._lease(task, op, now_us))
+            return
+        turn = row.groups_turn
+        for _ in range(limit):
+            task = self._next_grouped(row.queue) if turn else self._next_ungrouped(row.queue)
+            if task is None:
+                task = self._next_ungrouped(row.queue) if turn else self._next_grouped(row.queue)
+            if task is None:
+                break
+            tasks.append(self._lease(task, op, now_us))
+            if task.group is not None:
+                self._to_the_back(task)
+            turn = not turn
+        if turn is not row.groups_turn:
+            row.groups_turn = turn
+            self.ledger.save_queue(row)
+
+    def _next_grouped(self, queue: str) -> Record | None:
+        lane = self.ledger.open_lane(queue)
+        if lane is None:
+            return None
+        ready = self.ledger.next_ready(queue, lane.group, 1)
+        return ready[0] if ready else None
+
+    def _next_ungrouped(self, queue: str) -> Record | None:
+        ready = self.ledger.next_ready(queue, None, 1)
+        return ready[0] if ready else None
+
+    def _to_the_back(self, task: Record) -> None:
+        lane = self.ledger.lane(task.queue, cast(str, task.group))
+        if lane.open:
+            lane.turn = self.ledger.next_turn()
+            self.ledger.save_lane(lane)
+
+    def _lease(self, task: Record, op: Reserve, now_us: int) -> Record:
+        task.attempts += 1
+        task.token = op.token
+        task.lease_until_us = now_us + (op.lease_us or task.lease_us or DEFAULT_LEASE_US)
+        task.worker = op.worker or None
+        task.started_at_us = task.updated_at_us = now_us
+        task.returned = False
+        self._move(task, State.RUNNING)
+        if self.ledger.events_on:
+            self.ledger.event(task, "started", now_us, None)
+        return copy.copy(task)
+
+    # -- checks of a holder ------------------------------------------------------------------------
+
+    def _find(self, op: Any) -> Record | TaskNotFound:
+        task = self.ledger.load(op.id)
+        if task is None or task.queue != op.queue:
+            return TaskNotFound(f"no task {op.id!r} in queue {op.queue!r}")
+        return task
+
+    def _check_held(self, op: Held, now_us: int) -> Record | Outcome | Refused:
+        task = self.ledger.load(op.id)
+        if task is None or task.queue != op.queue:
+            return TaskNotFound(f"no task {op.id!r} in queue {op.queue!r}")
+        if task.state is not State.RUNNING:
+            return self._already(op, task) or NotActive(f"task {op.id!r} is not running; it is {task.status}")
+        if not op.late and cast(int, task.lease_until_us) <= now_us:
+            return LeaseExpired(f"the lease of task {op.id!r} ran out; stop working on it")
+        if task.token != op.token:
+            return TokenMismatch(f"task {op.id!r} is held under another token; stop working on it")
+        return task
+
+    @staticmethod
+    def _already(op: Held, task: Record) -> Outcome | None:
+        """The same end reported twice, by the token that ended the task, changes nothing."""
+        if not op.token or task.ended_by != op.token:
+            return None
+        if isinstance(op, Ack) and task.state is State.DONE:
+            return Acked(state=State.DONE, already=True)
+        if isinstance(op, Fail) and task.state in (State.DONE, State.DEAD):
+            return Failed(queue=task.queue, state=task.state, already=True)
+        return None
+
+    def _check_lost_or_held(self, op: Retry | Fail, now_us: int) -> Record | Outcome | Refused:
+        return self._check_lost(op, now_us) if op.lost else self._check_held(op, now_us)
+
+    def _check_lost(self, op: Retry | Fail | Cancel, now_us: int) -> Record | Refused:
+        """The reaper speaks: it must have seen this very lease, and the lease must be over or its worker dead."""
+        task = self._find(op)
+        if isinstance(task, Refused):
+            return task
+        if task.state is not State.RUNNING:
+            return NotActive(f"task {op.id!r} is not running any more")
+        if task.token != op.token:
+            return TokenMismatch(f"task {op.id!r} has been leased again")
+        if op.lost == "expired" and cast(int, task.lease_until_us) > now_us:
+            return LeaseHeld(f"the lease of task {op.id!r} was renewed")
+        return task
+
+    def _check_cancel(self, op: Cancel, now_us: int) -> Record | Outcome | Refused:
+        if op.lost:
+            return self._check_lost(op, now_us)
+        task = self._find(op)
+        if isinstance(task, Refused):
+            return task
+        if task.state is State.STAGED:
+            return NotWaiting(f"task {op.id!r} is staged; abort its run instead")
+        if task.state.final:
+            return Cancelled(state=task.state)
+        if op.token is not None and task.state is State.RUNNING and task.token != op.token:
+            return TokenMismatch(f"task {op.id!r} is held under another token")
+        return task
+
+    def _check_waiting(self, op: Reschedule, now_us: int) -> Record | Refused:
+        task = self._find(op)
+        if isinstance(task, Refused) or task.state.waiting:
+            return task
+        return NotWaiting(f"task {op.id!r} is {task.status}; only a waiting task can be rescheduled")
+
+    def _check_dead(self, op: Requeue, now_us: int) -> Record | Refused:
+        task = self._find(op)
+        if isinstance(task, Refused) or task.state is State.DEAD:
+            return task
+        return NotDead(f"task {op.id!r} is {task.status}; only a FAILED task can be requeued")
+
+    def _check_remove(self, op: Remove, now_us: int) -> Record | Refused:
+        task = self._find(op)
+        if isinstance(task, Refused):
+            return task
+        if task.state is State.RUNNING or task.state is State.STAGED:
+            return NotWaiting(f"task {op.id!r} is {task.state.name}; cancel it first")
+        if op.if_state is not None and task.state is not op.if_state:
+            return NotWaiting(f"task {op.id!r} is {task.state.name}, not {op.if_state.name}")
+        return task
+
+    # -- writes of a holder ------------------------------------------------------------------------
+
+    def _ack(self, op: Ack, task: Record, now_us: int) -> Outcome:
+        again = op.again_us if not task.cancel_requested else None
+        result = StoredResult(task_id=task.id, state=State.DONE, result=op.result, encoding=op.encoding)
+        self._end(task, State.DONE, result, op.token, now_us, again)
+        if self.ledger.events_on:
+            size = len(op.result) if op.result is not None else 0
+            data = b'{"result_bytes":%d}' % size if op.ran_us is None else b'{"ran_us":%d,"result_bytes":%d}' % (op.ran_us, size)
+            self.ledger.event(task, "succeeded", now_us, data)
+        if again is not None:
+            self._schedule_again(task, again)
+        elif task.result_ttl_us == 0:
+            self._drop(task)
+        if task.has_dependents:
+            self._free(task, now_us)
+        return Acked(state=task.state)
+
+    def _retry(self, op: Retry, task: Record, now_us: int) -> Outcome:
+        task.last_error, task.failed_at_us, task.updated_at_us = op.error, now_us, now_us
+        if op.attempts is not None:
+            task.attempts = op.attempts
+        if task.cancel_requested:
+            self._end_cancelled(task, op.token, now_us)
+            return Retried(due_us=task.due_us, state=State.CANCELLED)
+        event = "expired" if op.lost else "retried"
+        if op.delay_us is None and op.due_us is None:
+            task.eta_us = task.eta_us if task.interval_us else None  # the grid of an interval task is anchored there
+            self._put_back(task)
+        else:
+            task.due_us = op.due_us if op.due_us is not None else now_us + cast(int, op.delay_us)
+            self._give_up_lease(task)
+            self._move(task, State.SCHEDULED if task.due_us > now_us else State.READY)
+            self.ready_queues.add(task.queue)
+        self._note(task, event, now_us, error=_brief(op.error), ran_us=op.ran_us, lost=op.lost)
+        return Retried(due_us=task.due_us, state=task.state)
+
+    def _fail(self, op: Fail, task: Record, now_us: int) -> Outcome:
+        task.last_error, task.failed_at_us = op.error, now_us
+        again = op.again_us if not task.cancel_requested else None
+        moves_to = task.dead_queue if again is None else None
+        result = StoredResult(task_id=task.id, state=State.DEAD, error=op.error)
+        self._end(task, State.DEAD, result, op.token, now_us, again)
+        self._note(task, "failed", now_us, error=_brief(op.error), ran_us=op.ran_us, lost=op.lost, to_queue=moves_to)
+        if again is not None:
+            self._schedule_again(task, again)
+        elif moves_to is not None:
+            self._move_to_dead_queue(task, moves_to, now_us)
+        if task.has_dependents:
+            self._cascade([task.id], now_us)
+        return Failed(queue=task.queue, state=task.state)
+
+    def _release(self, op: Release, task: Record, now_us: int) -> Outcome:
+        task.attempts = max(task.attempts - 1, 0)
+        task.updated_at_us = now_us
+        if task.cancel_requested:
+            self._end_cancelled(task, op.token, now_us)
+        else:
+            self._note(task, "released", now_us)
+            self._put_back(task)
+        return Released(state=task.state)
+
+    def _extend(self, op: Extend, task: Record, now_us: int) -> Outcome:
+        self._prolong(task, op.lease_us, now_us)
+        return Extended(lease_until_us=cast(int, task.lease_until_us), cancel_requested=task.cancel_requested)
+
+    def _progress(self, op: Progress, task: Record, now_us: int) -> Outcome:
+        task.progress, task.updated_at_us = op.data, now_us
+        self._prolong(task, None, now_us)
+        if self.ledger.events_on:
+            self.ledger.event(task, "progress", now_us, b'{"progress":%b}' % op.data)
+        return Extended(lease_until_us=cast(int, task.lease_until_us), cancel_requested=task.cancel_requested)
+
+    def _prolong(self, task: Record, lease_us: int | None, now_us: int) -> None:
+        until = now_us + (lease_us or task.lease_us or DEFAULT_LEASE_US)
+        task.lease_until_us = max(cast(int, task.lease_until_us), until)
+        self.ledger.save(task, task.state, task.queue)
+
+    # -- writes of anybody -------------------------------------------------------------------------
+
+    def _cancel(self, op: Cancel, task: Record, now_us: int) -> Outcome:
+        if task.state is State.RUNNING and op.token is None:
+            if not task.cancel_requested:
+                task.cancel_requested, task.updated_at_us = True, now_us
+                self.ledger.save(task, task.state, task.queue)
+            return Cancelled(state=State.RUNNING)
+        if op.error is not None:
+            task.last_error = op.error
+        self._end_cancelled(task, op.token, now_us)
+        return Cancelled(state=State.CANCELLED)
+
+    def _reschedule(self, op: Reschedule, task: Record, now_us: int) -> Outcome:
+        due = op.eta_us if op.eta_us is not None else now_us + (op.delay_us or 0)
+        task.eta_us, task.due_us, task.returned, task.updated_at_us = due, due, False, now_us
+        if task.state is State.BLOCKED:
+            self.ledger.save(task, task.state, task.queue)
+        else:
+            self._move(task, State.SCHEDULED if due > now_us else State.READY)
+            self.ready_queues.add(task.queue)
+        self._note(task, "rescheduled", now_us)
+        return Rescheduled(due_us=due)
+
+    def _requeue(self, op: Requeue, task: Record, now_us: int) -> Outcome:
+        due = op.eta_us if op.eta_us is not None else now_us + (op.delay_us or 0)
+        task.eta_us = due if op.eta_us is not None or op.delay_us else None
+        task.due_us, task.updated_at_us, task.returned = due, now_us, False
+        task.last_error = task.failed_at_us = task.finished_at_us = task.ended_by = task.worker = None
+        task.cancel_requested, task.blocked_by, task.blockers_left = False, (), 0
+        if op.reset_attempts:
+            task.attempts = 0
+        self.ledger.delete_result(task)
+        self._move(task, State.SCHEDULED if due > now_us else State.READY)
+        self.ready_queues.add(task.queue)
+        self._note(task, "requeued", now_us)
+        return Requeued(state=task.state)
+
+    def _remove(self, op: Remove, task: Record, now_us: int) -> Outcome:
+        self._note(task, "removed", now_us)
+        waiting, has_dependents = task.state.waiting, task.has_dependents
+        self._drop(task, with_key=True)
+        self.ended_tasks.add(task.id)
+        if waiting and has_dependents:
+            self._cascade([task.id], now_us)
+        return Removed()
+
+    # -- how a run ends ----------------------------------------------------------------------------
+
+    def _end(self, task: Record, state: State, result: StoredResult, token: str | None, now_us: int, again: int | None) -> None:
+        """The lease ends, the result is kept. A dead letter's result lives as long as the letter."""
+        result.finished_at_us, result.attempts, result.started_at_us = now_us, task.attempts, task.started_at_us
+        task.finished_at_us = task.updated_at_us = now_us
+        task.ended_by = token
+        self._give_up_lease(task)
+        stays = state is State.DEAD and task.dead_queue is None and again is None
+        ttl = DEFAULT_RESULT_TTL_US if task.result_ttl_us is None else task.result_ttl_us
+        self._move(task, state)
+        if stays or ttl:
+            self.ledger.save_result(task, result, None if stays else now_us + ttl)
+        self.ended_tasks.add(task.id)
+
+    def _end_cancelled(self, task: Record, token: str | None, now_us: int) -> None:
+        was_blocked = task.state is State.BLOCKED
+        if was_blocked:
+            self._forget_blockers(task)
+        self._end(task, State.CANCELLED, StoredResult(task_id=task.id, state=State.CANCELLED, error=task.last_error), token, now_us, None)
+        self._note(task, "cancelled", now_us, error=_brief(task.last_error))
+        if task.result_ttl_us == 0:
+            self._drop(task)
+        if task.has_dependents:
+            self._cascade([task.id], now_us)
+
+    def _schedule_again(self, task: Record, again_us: int) -> None:
+        task.attempts = 0
+        task.eta_us = task.due_us = again_us
+        self._move(task, State.SCHEDULED)
+        self.ready_queues.add(task.queue)
+
+    def _move_to_dead_queue(self, task: Record, queue: str, now_us: int) -> None:
+        """Same id, ready in the dead queue, as if new there; the FAILED result stays readable."""
+        limit = self.ledger.lane(task.queue, task.group).limit if task.group is not None else 0
+        was, was_queue = task.state, task.queue
+        task.queue, task.dead_queue, task.eta_us, task.due_us = queue, None, None, now_us
+        task.attempts, task.blocked_by, task.blockers_left, task.returned, task.ended_by = 0, (), 0, False, None
+        row = self.ledger.queue(queue)
+        if task.group is not None:
+            row.has_groups = True
+            task.state = State.READY
+            self._join_lane(task, limit)
+        self.ledger.save_queue(row)
+        task.state = State.READY
+        self.ledger.save(task, was, was_queue)
+        self.ready_queues.add(queue)
+
+    def _give_up_lease(self, task: Record) -> None:
+        task.token = task.lease_until_us = None
+
+    def _put_back(self, task: Record) -> None:
+        """READY at its old place: before all tasks of its lane that were never leased."""
+        self._give_up_lease(task)
+        task.returned = True
+        self._move(task, State.READY)
+        self.ready_queues.add(task.queue)
+
+    def _drop(self, task: Record, with_key: bool = False) -> None:
+        """The record and its result go. The key stays for its time, so that a late repeat still finds its answer."""
+        if task.state is State.BLOCKED:
+            self._forget_blockers(task)
+        if task.group is not None and not task.state.final:
+            self._count_lane(task, task.state, None)
+        self.ledger.delete_result(task)
+        if with_key and task.idempotency_key is not None:
+            self.ledger.delete_key(task.queue, task.idempotency_key)
+        self.ledger.delete(task)
+
+    # -- dependents --------------------------------------------------------------------------------
+
+    def _free(self, blocker: Record, now_us: int) -> None:
+        budget = CASCADE_LIMIT
+        freed = self.ledger.dependents(blocker.id, budget)
+        for task in freed:
+            self._let_go(blocker.id, task, now_us)
+        if len(freed) == budget:
+            self.ledger.defer(blocker.id, False)
+
+    def _let_go(self, blocker_id: str, task: Record, now_us: int) -> None:
+        self.ledger.unblock(blocker_id, task)
+        task.blockers_left -= 1
+        if task.blockers_left > 0:
+            self.ledger.save(task, task.state, task.queue)
+            return
+        task.due_us = max(task.eta_us or 0, now_us)
+        task.updated_at_us = now_us
+        self._move(task, State.SCHEDULED if task.due_us > now_us else State.READY)
+        self.ready_queues.add(task.queue)
+
+    def _cascade(self, dead_ids: list[str], now_us: int) -> int:
+        """Whatever waits for a dead task dies too, and so on; what exceeds the budget is left to `sweep`."""
+        budget = CASCADE_LIMIT
+        while dead_ids:
+            blocker_id = dead_ids.pop(0)
+            dependents = self.ledger.dependents(blocker_id, budget) if budget else []
+            for task in dependents:
+                self._forget_blockers(task)
+                self._blocker_failed(task, blocker_id, now_us)
+                if task.has_dependents:
+                    dead_ids.append(task.id)
+            budget -= len(dependents)
+            if budget <= 0:
+                self.ledger.defer(blocker_id, True)
+        return CASCADE_LIMIT - budget
+
+    def _blocker_failed(self, task: Record, blocker_id: str, now_us: int) -> None:
+        error = TaskError("BlockerFailed", f"task {blocker_id}, which this one waits for, failed or was cancelled")
+        task.last_error, task.failed_at_us = error, now_us
+        moves_to = task.dead_queue
+        self._end(task, State.DEAD, StoredResult(task_id=task.id, state=State.DEAD, error=error), None, now_us, None)
+        self._note(task, "failed", now_us, error=_brief(error), to_queue=moves_to)
+        if moves_to is not None:
+            self._move_to_dead_queue(task, moves_to, now_us)
+
+    def _forget_blockers(self, task: Record) -> None:
+        for blocker in task.blocked_by:
+            self.ledger.unblock(blocker.id, task)
+
+    def sweep(self, now_us: int, limit: int) -> int:
+        """Go on with the cascades that were too long for the transaction that began them."""
+        moved = 0
+        for blocker_id, dead in self.ledger.deferred(limit):
+            self.ledger.undefer(blocker_id)
+            if dead:
+                moved += self._cascade([blocker_id], now_us)
+                continue
+            freed = self.ledger.dependents(blocker_id, CASCADE_LIMIT)
+            for task in freed:
+                self._let_go(blocker_id, task, now_us)
+            if len(freed) == CASCADE_LIMIT:
+                self.ledger.defer(blocker_id, False)
+            moved += len(freed)
+            if moved >= limit:
+                break
+        return moved
+
+    # -- lanes and events --------------------------------------------------------------------------
+
+    def set_group_limit(self, queue: str, group: str, limit: int) -> None:
+        lane = self.ledger.lane(queue, group)
+        was_open = lane.open
+        lane.limit = limit
+        if lane.open and not was_open:
+            lane.turn = self.ledger.next_turn()
+            self.ready_queues.add(queue)
+        self.ledger.save_lane(lane)
+
+    def _move(self, task: Record, state: State) -> None:
+        was = task.state
+        if task.group is not None:
+            self._count_lane(task, was, state)
+        task.state = state
+        self.ledger.save(task, was, task.queue)
+
+    def _join_lane(self, task: Record, limit: int) -> None:
+        lane = self.ledger.lane(task.queue, cast(str, task.group))
+        was_open = lane.open
+        if limit > 0 and lane.limit <= 0:
+            lane.limit = limit
+        lane.members += 1
+        lane.ready += task.state is State.READY
+        if lane.open and not was_open:
+            lane.turn = self.ledger.next_turn()
+        self.ledger.save_lane(lane)
+
+    def _count_lane(self, task: Record, was: State, now: State | None) -> None:
+        lane = self.ledger.lane(task.queue, cast(str, task.group))
+        was_open = lane.open
+        lane.ready += (now is State.READY) - (was is State.READY)
+        lane.inflight = max(lane.inflight + (now is State.RUNNING) - (was is State.RUNNING), 0)
+        lane.members += (now is not None and not now.final) - (not was.final)
+        if lane.open and not was_open:
+            lane.turn = self.ledger.next_turn()
+            self.ready_queues.add(task.queue)
+        self.ledger.save_lane(lane)
+
+    def _note(self, task: Record, event: str, now_us: int, **data: Any) -> None:
+        if self.ledger.events_on:
+            given = {k: v for k, v in data.items() if v is not None}
+            self.ledger.event(task, event, now_us, _encode(given) if given else None)
+
+
+def _done_before(op: Operation) -> Outcome:
+    """What a repeated operation answers when the first one was carried out and its answer got lost."""
+    if isinstance(op, Ack):
+        return Acked(state=State.DONE, already=True)
+    if isinstance(op, Fail):
+        return Failed(queue=op.queue, already=True)
+    if isinstance(op, Retry):
+        return Retried(due_us=0)
+    if isinstance(op, Extend | Progress):
+        return Extended(lease_until_us=0, cancel_requested=False)
+    if isinstance(op, Requeue):
+        return Requeued(state=State.READY)
+    return Released(state=State.READY)
+
+
+def _brief(error: TaskError | None) -> dict[str, str] | None:
+    """An event carries the kind and the first words of an error; the whole stands on the task."""
+    return None if error is None else {"type": error.type, "message": error.message[:500]}
