@@ -55,6 +55,9 @@ class Waiters:
             with self._lock:
                 self._waiting.discard(waiter)
 
+    def anyone(self) -> bool:
+        return bool(self._waiting)
+
     def notify(self, queues: Iterable[str] = (), tasks: Iterable[str] = ()) -> None:
         """A commit made tasks of these queues ready and ended these tasks. From any thread."""
         with self._lock:

@@ -1,0 +1,84 @@
+"""Wakes other processes: a small file that is written after a commit and watched by the kernel's file notification.
+
+The file holds a count of all rings. A process compares it with its own rings, so that it never wakes itself; where the
+kernel has no inotify (macOS) the count is polled instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+log = logging.getLogger("omniq.storage")
+
+POLL_S = 0.02
+
+
+class Bell:
+    """`ring` must be called by one process at a time (under the store's write lock); `listen` starts the watcher."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._own = 0
+        self._heard = self._count()
+        self._closing = False
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def _count(self) -> int:
+        return int.from_bytes(os.pread(self._fd, 8, 0))
+
+    def ring(self) -> None:
+        self._own += 1
+        os.pwrite(self._fd, (self._count() + 1).to_bytes(8), 0)
+
+    def listen(self, heard: Callable[[], None], anyone: Callable[[], bool]) -> None:
+        """Call `heard` from a thread when another process rang; nothing is read while `anyone` waits for nothing."""
+        self._wanted.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, args=(heard, anyone), name="omniq-bell", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._closing = True
+        self._wanted.set()
+        if self._thread is not None:
+            os.pwrite(self._fd, self._count().to_bytes(8), 0)  # wakes our own watcher, and rings for nobody else
+            self._thread.join()
+        os.close(self._fd)
+
+    def _watch(self, heard: Callable[[], None], anyone: Callable[[], bool]) -> None:
+        wait = self._kernel_wait() if sys.platform == "linux" else None
+        pause = threading.Event()
+        while not self._closing:
+            self._wanted.wait()
+            if wait is None:
+                pause.wait(POLL_S)
+            else:
+                wait()
+            if self._closing:
+                return
+            others = self._count() - self._own
+            if others != self._heard:
+                self._heard = others
+                heard()
+            if not anyone():
+                self._wanted.clear()
+                if anyone():  # it came between the two lines
+                    self._wanted.set()
+
+    def _kernel_wait(self) -> Callable[[], object] | None:
+        try:
+            from asyncinotify import Inotify, Mask
+
+            inotify = Inotify()
+            inotify.add_watch(self._path, Mask.MODIFY)
+        except (ImportError, OSError) as exc:
+            log.warning("no inotify (%s): polling for wake-ups every %d ms", exc, POLL_S * 1000)
+            return None
+        return inotify.sync_get

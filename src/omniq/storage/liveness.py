@@ -1,0 +1,97 @@
+"""Which workers of this host are alive: each holds a file lock that the kernel lets go when its process dies.
+
+POSIX locks belong to a process and are not inherited by a forked child (a `flock` would be kept by the child). They also
+vanish when the process closes *any* descriptor of the file, so a process never opens the files of its own workers again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+_own: dict[Path, tuple[int, int]] = {}  # lock file → (pid, descriptor) of workers of this very process
+_own_lock = threading.Lock()
+
+
+class WorkerLocks:
+    """The lock files of one store, in a folder beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, worker: str) -> Path:
+        return (self._folder / quote(worker, safe="")).absolute()
+
+    def hold(self, worker: str) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        path = self._path(worker)
+        with _own_lock:
+            while True:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.lockf(descriptor, fcntl.LOCK_EX)
+                try:
+                    same = os.fstat(descriptor).st_ino == os.stat(path).st_ino
+                except FileNotFoundError:
+                    same = False
+                if same:  # else somebody tidied the file away between open and lock
+                    _own[path] = (os.getpid(), descriptor)
+                    return
+                os.close(descriptor)
+
+    def release(self, worker: str) -> None:
+        path = self._path(worker)
+        with _own_lock:
+            pid, descriptor = _own.pop(path, (0, -1))
+            if pid == os.getpid():
+                path.unlink(missing_ok=True)
+                os.close(descriptor)
+
+    def lost(self) -> list[str]:
+        """Workers whose lock nobody holds although nobody let go of it in good order."""
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+        return [unquote(name) for name in names if self._free(self._folder.absolute() / name)]
+
+    def forget(self, worker: str) -> None:
+        """Tidy the file of a dead worker away, unless somebody holds it after all."""
+        path = self._path(worker)
+        with _own_lock:
+            if self._is_own(path):
+                return
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+            except OSError:
+                pass
+            finally:
+                os.close(descriptor)
+
+    def _free(self, path: Path) -> bool:
+        with _own_lock:
+            if self._is_own(path):
+                return False
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                return False
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+            else:
+                return True
+            finally:
+                os.close(descriptor)
+
+    @staticmethod
+    def _is_own(path: Path) -> bool:
+        return _own.get(path, (0, -1))[0] == os.getpid()

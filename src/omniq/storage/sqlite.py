@@ -1,0 +1,467 @@
+"""SQLite: durable, shared by any number of processes of one machine, with group commit.
+
+Writes cross to one writer thread in one hop per batch (`sqlite_writer`); reads go through aiosqlite on a connection of their
+own, so that looking never waits for writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import aiosqlite
+import msgspec
+
+from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreError, StoreUnavailable
+from omniq.models import Record, State, StoredResult, check_queue, check_text, now_us
+from omniq.operations import (
+    Capabilities,
+    Enqueue,
+    EventRow,
+    Filter,
+    GroupInfo,
+    Lease,
+    OnTask,
+    Page,
+    QueueCounts,
+    Retention,
+    Shard,
+    StoreInfo,
+    WorkerInfo,
+)
+from omniq.storage.base import BaseStorage, Result, Transaction
+from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
+from omniq.storage.filesystems import network_fs
+from omniq.storage.liveness import WorkerLocks
+from omniq.storage.sqlite_ledger import COLUMNS, COUNTERS, STATES, record_of, result_of_row
+from omniq.storage.sqlite_schema import VERSION
+from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
+from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, Work, Writer, translate
+from omniq.storage.url import sqlite_path
+
+Durability = Literal["full", "process"]
+Row = tuple[Any, ...]
+
+_DUE_CAP = 10_000
+_RESULT_COLUMNS = "task_id, status, result, encoding, error, finished_at, attempts, last_attempt_at"
+_EVENT_COLUMNS = 'seq, ts, event, task_id, queue, name, "group", attempt, worker, enqueued_at, due, state, data'
+_decode_worker = msgspec.json.Decoder(WorkerInfo).decode
+
+
+class SQLiteStorage(BaseStorage):
+    """A queue in one SQLite file (`path`, `sqlite:` URL or `":memory:"`).
+
+    `durability="full"` survives a power cut, `"process"` a kill -9. A network file system is refused, since its locks and
+    memory maps cannot be trusted; `allow_network_fs=True` overrides that.
+    """
+
+    capabilities = Capabilities(durability="power", push_wait=True, kernel_liveness=True)
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = "omniq.db",
+        *,
+        durability: Durability = "full",
+        allow_network_fs: bool = False,
+        clock: Callable[[], int] = now_us,
+        **options: Any,
+    ) -> None:
+        super().__init__(clock=clock, **options)
+        text = os.fspath(path)
+        self.path = sqlite_path(text) if text.startswith("sqlite:") else text
+        if not self.path:
+            raise ConfigError('SQLiteStorage needs a path, a sqlite: URL or ":memory:"')
+        if durability not in ("full", "process"):
+            raise ConfigError(f"durability {durability!r}: use 'full' (survives a power cut) or 'process' (survives kill -9)")
+        self.in_memory = self.path == ":memory:"
+        self._durability: Durability = durability
+        self._allow_network_fs = allow_network_fs
+        self._opening = threading.Lock()
+        self._writer: Writer | None = None
+        self._reader: aiosqlite.Connection | None = None
+        self._reader_lock: asyncio.Lock | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self._locks = None if self.in_memory else WorkerLocks(Path(f"{self.path}-locks"))
+        if self.in_memory:
+            self.capabilities = Capabilities(durability="none", push_wait=True)
+        elif durability == "process":
+            self.capabilities = Capabilities(durability="process", push_wait=True, kernel_liveness=True)
+
+    @property
+    def url(self) -> str:
+        return "sqlite://" if self.in_memory else f"sqlite:///{self.path}"
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        if self._writer is None or self._pid != os.getpid():
+            await asyncio.to_thread(self._writing)
+
+    def _writing(self) -> Writer:
+        writer = self._writer
+        if writer is not None and self._pid == os.getpid() and not self._closed:
+            return writer
+        with self._opening:
+            if self._closed:
+                raise DriverClosed(f"the storage {self.path} was closed; make a new one")
+            if self._writer is None or self._pid != os.getpid():  # a forked child must not touch its parent's connection
+                if self._pid != os.getpid():
+                    self._reader = self._reader_lock = None
+                self._prepare_folder()
+                self._writer = Writer(self.path, self._durability, self.events_on, self.waiters)
+                self._pid = os.getpid()
+            return self._writer
+
+    def _prepare_folder(self) -> None:
+        if self.in_memory:
+            return
+        path = Path(self.path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise StoreUnavailable(f"{path} is a folder; give the path of a database file")
+        except OSError as exc:
+            raise StoreUnavailable(f"cannot create {path.parent}: {exc.strerror}") from exc
+        kind = None if self._allow_network_fs else network_fs(path)
+        if kind is not None:
+            raise StoreUnavailable(
+                f"{path} is on a network file system ({kind}), where SQLite can corrupt a database: "
+                "use a local disk, or allow_network_fs=True at your own risk"
+            )
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid == os.getpid():
+            if self._reader is not None:
+                await self._reader.close()
+            if self._writer is not None:
+                await asyncio.to_thread(self._writer.close)
+        self._writer = self._reader = None
+        self.waiters.notify_all()
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    async def _apply(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
+        work, weight = self._work(transactions, now_us, repeat)
+        if self._writer is None:
+            await self.open()
+        return await self._writing().submit(work, weight)
+
+    def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
+        work, weight = self._work(transactions, now_us, repeat)
+        return self._writing().submit_blocking(work, weight)
+
+    def _work(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> tuple[Work[list[Result]], int]:
+        ids = [op.id for t in transactions for op in t if isinstance(op, Enqueue | OnTask)]
+
+        def work(section: Section) -> list[Result]:
+            section.ledger.prefetch(ids)
+            now = self.clock() if now_us is None else now_us
+            return [section.machine.run(t, now, repeat) for t in transactions]
+
+        return work, max(len(ids), 1)
+
+    async def _write(self, work: Work[Any]) -> Any:
+        if self._writer is None:
+            await self.open()
+        return await self._writing().submit(work)
+
+    async def allocate_ids(self, n: int) -> int:
+        if n < 1:
+            raise Invalid(f"allocate_ids({n}): ask for at least one")
+
+        def work(section: Section) -> int:
+            first = section.connection.execute("SELECT next_id FROM store").fetchone()[0]
+            section.connection.execute("UPDATE store SET next_id = next_id + ?", (n,))
+            return first
+
+        return await self._write(work)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def _fetch(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        if self._writer is None or self._pid != os.getpid():
+            await self.open()
+        if self.in_memory:
+            return await self._write(lambda section: section.connection.execute(sql, parameters).fetchall())
+        try:
+            reader = self._reader or await self._open_reader()
+            return cast("list[Row]", await reader.execute_fetchall(sql, parameters))
+        except ValueError as exc:
+            raise DriverClosed(f"the storage {self.path} was closed") from exc
+        except Exception as exc:
+            translated = translate(exc, self.path)
+            raise translated from (None if translated is exc else exc)
+
+    async def _open_reader(self) -> aiosqlite.Connection:
+        self._writing()
+        lock = self._reader_lock = self._reader_lock or asyncio.Lock()
+        async with lock:
+            if self._reader is None:
+                connecting = aiosqlite.connect(self.path, isolation_level=None)
+                thread = getattr(connecting, "_thread", None)
+                if thread is not None:
+                    thread.daemon = True  # a script that forgets close() must still be able to end
+                reader = await connecting
+                await reader.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+                await reader.execute("PRAGMA query_only = ON")
+                self._reader = reader
+            return self._reader
+
+    # -- waiting and liveness ----------------------------------------------------------------------
+
+    async def wait(self, *args: Any, **kwargs: Any) -> None:
+        await self.open()
+        bell = self._writing().bell
+        if bell is not None:
+            bell.listen(self.waiters.notify_all, self.waiters.anyone)
+        await super().wait(*args, **kwargs)
+
+    async def hold_worker(self, worker: str) -> None:
+        await self.open()
+        if self._locks is not None:
+            self._locks.hold(worker)
+
+    async def release_worker(self, worker: str) -> None:
+        if self._locks is not None:
+            self._locks.release(worker)
+
+    async def lost_workers(self) -> list[str]:
+        if self._locks is None:
+            return []
+        lost: list[str] = []
+        for worker in self._locks.lost():
+            if await self._fetch("SELECT 1 FROM tasks WHERE state=4 AND worker=? LIMIT 1", (worker,)):
+                lost.append(worker)
+            else:
+                self._locks.forget(worker)
+        return lost
+
+    # -- upkeep ------------------------------------------------------------------------------------
+
+    async def expired(
+        self,
+        now_us: int | None = None,
+        limit: int = 1000,
+        queues: Sequence[str] | None = None,
+        lost_workers: Sequence[str] = (),
+    ) -> list[Lease]:
+        now = self.clock() if now_us is None else now_us
+        sql = f"""SELECT {COLUMNS} FROM tasks WHERE state=4 AND (lease_until <= ? OR worker IN (SELECT value FROM json_each(?)))
+            AND (? IS NULL OR queue IN (SELECT value FROM json_each(?))) ORDER BY lease_until, seq LIMIT ?"""  # noqa: S608
+        names = None if queues is None else _json(list(queues))
+        rows = await self._fetch(sql, (now, _json(list(lost_workers)), names, names, limit))
+        records = map(record_of, rows)
+        return [Lease(record=t, lost="worker_lost" if t.worker in lost_workers else "expired") for t in records]
+
+    async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
+        if not await self._fetch("SELECT 1 FROM deferred LIMIT 1"):
+            return 0
+        return await self._write(lambda section: section.machine.sweep(self._now(now_us), limit))
+
+    async def promote(self, queue: str, limit: int = 1000, now_us: int | None = None) -> int:
+        return await self._write(lambda section: section.machine.promote(queue, self._now(now_us), limit))
+
+    async def purge(self, retention: Retention, now_us: int | None = None, limit: int = 1000) -> int:
+        return await self._write(lambda section: purge_store(section, retention, self._now(now_us), limit))
+
+    async def _purge_results(self, older_than_us: int) -> int:
+        gone = 0
+        while True:
+            batch: int = await self._write(lambda section: purge_results(section, "finished_at < ?", older_than_us, 1000))
+            gone += batch
+            if batch < 1000:
+                return gone
+
+    async def check(self, repair: bool = False) -> list[str]:
+        return await self._write(lambda section: check_store(section, repair))
+
+    def _now(self, now_us: int | None) -> int:
+        return self.clock() if now_us is None else now_us
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    async def get(self, id: str, queue: str | None = None) -> Record | None:
+        rows = await self._fetch(f"SELECT {COLUMNS} FROM tasks WHERE id=? AND (? IS NULL OR queue=?)", (id, queue, queue))  # noqa: S608
+        return record_of(rows[0]) if rows else None
+
+    async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
+        sql = f"""SELECT {_RESULT_COLUMNS} FROM results WHERE seq IN
+            (SELECT seq FROM tasks WHERE id IN (SELECT value FROM json_each(?)))"""  # noqa: S608
+        return {row[0]: result_of_row(row) for row in await self._fetch(sql, (_json(list(ids)),))}
+
+    async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page:
+        after = decode_cursor(cursor)
+        where, parameters = _conditions(filter)
+        if after is not None:
+            where.append("seq < ?" if newest_first else "seq > ?")
+            parameters.append(after)
+        edge = await self._scan_edge(after, newest_first)
+        if edge is not None:
+            where.append("seq >= ?" if newest_first else "seq <= ?")
+            parameters.append(edge)
+        order = "DESC" if newest_first else "ASC"
+        sql = f"SELECT {COLUMNS} FROM tasks WHERE {' AND '.join(where) or '1'} ORDER BY seq {order} LIMIT ?"  # noqa: S608
+        tasks = [record_of(row) for row in await self._fetch(sql, (*parameters, limit + 1))]
+        if len(tasks) > limit:
+            return Page(tasks=tasks[:limit], cursor=encode_cursor(tasks[limit - 1].seq))
+        if edge is not None:
+            return Page(tasks=tasks, cursor=encode_cursor(edge), partial=True)
+        return Page(tasks=tasks)
+
+    async def _scan_edge(self, after: int | None, newest_first: bool) -> int | None:
+        """Where a page must stop looking: the row `SCAN_LIMIT` further on, if there are so many."""
+        start = after if after is not None else (1 << 62) if newest_first else 0
+        side, order = ("<", "DESC") if newest_first else (">", "ASC")
+        sql = f"SELECT seq FROM tasks WHERE seq {side} ? ORDER BY seq {order} LIMIT 1 OFFSET ?"  # noqa: S608 - two constants
+        rows = await self._fetch(sql, (start, SCAN_LIMIT))
+        return rows[0][0] if rows else None
+
+    async def counts(self, now_us: int | None = None) -> list[QueueCounts]:
+        now = self._now(now_us)
+        sql = f"""SELECT queue, paused, {", ".join(COUNTERS)},
+            (SELECT count(*) FROM (SELECT 1 FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=? LIMIT {_DUE_CAP})),
+            (SELECT min(eta) FROM tasks t WHERE t.state=3 AND t.queue=q.queue AND t."group" IS NULL),
+            (SELECT min(eta) FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=?)
+            FROM queues q ORDER BY queue"""  # noqa: S608 - constants of this module
+        found: list[QueueCounts] = []
+        for queue, paused, *numbers, late, oldest, oldest_late in await self._fetch(sql, (now, now)):
+            count = QueueCounts(queue=queue, paused=bool(paused), **dict(zip(COUNTERS, numbers, strict=True)))
+            count.scheduled -= late
+            count.ready += late
+            count.oldest_ready_us = min((m for m in (oldest, oldest_late) if m is not None), default=None)
+            found.append(count)
+        return found
+
+    async def queues(self, fed: bool = False) -> list[str]:
+        return [row[0] for row in await self._fetch("SELECT queue FROM queues WHERE fed >= ? ORDER BY queue", (int(fed),))]
+
+    async def groups(self, queue: str, cursor: str | None = None, limit: int = 50) -> tuple[list[GroupInfo], str | None]:
+        sql = """SELECT "group", max("limit", 1), inflight, ready FROM lanes WHERE queue=? AND "group" > ? ORDER BY "group" LIMIT ?"""
+        rows = await self._fetch(sql, (queue, cursor or "", limit + 1))
+        infos = [GroupInfo(queue=queue, group=g, limit=n, inflight=i, ready=r) for g, n, i, r in rows[:limit]]
+        return infos, infos[-1].group if len(rows) > limit else None
+
+    async def workers(self, now_us: int | None = None) -> list[WorkerInfo]:
+        rows = await self._fetch("SELECT info, seen_at FROM workers ORDER BY worker")
+        return [msgspec.structs.replace(_decode_worker(info), seen_at_us=seen) for info, seen in rows]
+
+    async def info(self) -> StoreInfo:
+        rows = await self._fetch("SELECT store_id FROM store")
+        return StoreInfo(store_id=rows[0][0], format=VERSION, url=self.url, capabilities=self.capabilities)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    async def event_shards(self) -> list[Shard]:
+        rows = await self._fetch("SELECT coalesce((SELECT min(seq) FROM events), next_event), next_event - 1 FROM store")
+        return [Shard(name="", first=rows[0][0], last=rows[0][1])]
+
+    async def events(self, shard: str = "", after: int = 0, limit: int = 1000, upto: int | None = None) -> list[EventRow]:
+        (there,) = await self.event_shards()
+        if after < there.first - 1:
+            raise EventsLost(f"events up to {there.first - 1} were purged; go on from there")
+        sql = f"SELECT {_EVENT_COLUMNS} FROM events WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"  # noqa: S608
+        return [_event(row) for row in await self._fetch(sql, (after, (1 << 62) if upto is None else upto, limit))]
+
+    async def events_of(self, id: str) -> list[EventRow]:
+        sql = f"SELECT {_EVENT_COLUMNS} FROM events WHERE task_seq = (SELECT seq FROM tasks WHERE id=?) ORDER BY seq"  # noqa: S608
+        rows = await self._fetch(sql, (id,))
+        if not rows:  # the record is gone: its events are found by reading
+            rows = await self._fetch(f"SELECT {_EVENT_COLUMNS} FROM events WHERE task_id=? ORDER BY seq", (id,))  # noqa: S608
+        return [_event(row) for row in rows]
+
+    # -- steering ----------------------------------------------------------------------------------
+
+    async def pause(self, queue: str) -> None:
+        check_queue(queue)
+        await self._write(lambda section: _set_paused(section, queue, True))
+
+    async def resume(self, queue: str) -> bool:
+        check_queue(queue)
+        return await self._write(lambda section: _set_paused(section, queue, False))
+
+    async def is_paused(self, queue: str) -> bool:
+        check_queue(queue)
+        rows = await self._fetch("SELECT paused FROM queues WHERE queue=?", (queue,))
+        return bool(rows and rows[0][0])
+
+    async def set_group_limit(self, queue: str, group: str, limit: int) -> None:
+        check_queue(queue)
+        check_text(group, "group")
+        if limit < 1:
+            raise Invalid(f"group limit {limit}: it must be at least 1")
+        await self._write(lambda section: section.machine.set_group_limit(queue, group, limit))
+
+
+def _set_paused(section: Section, queue: str, paused: bool) -> bool:
+    row = section.ledger.queue(queue)
+    was, row.paused = row.paused, paused
+    section.ledger.save_queue(row)
+    if was and not paused:
+        section.machine.ready_queues.add(queue)
+    return was
+
+
+def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:
+    where: list[str] = []
+    parameters: list[Any] = []
+
+    def add(condition: str, value: object, *more: object) -> None:
+        if value is not None and value != ():
+            where.append(condition)
+            parameters.extend((value, *more))
+
+    if filter.states:
+        where.append(f"state IN ({', '.join(str(int(s)) for s in filter.states)})")
+    if filter.ids:
+        add("id IN (SELECT value FROM json_each(?))", _json(list(filter.ids)))
+    add("queue = ?", filter.queue)
+    add("func_path = ?", filter.name)
+    add('"group" = ?', filter.group)
+    add("worker = ?", filter.worker)
+    add("origin = ?", filter.origin)
+    add("run_id = ?", filter.run_id)
+    add("created_at >= ?", filter.created_from_us)
+    add("created_at < ?", filter.created_to_us)
+    add("finished_at >= ?", filter.finished_from_us)
+    add("finished_at < ?", filter.finished_to_us)
+    if filter.error_contains:
+        shown = """json_extract(CAST(last_error AS TEXT), '$.type') || ': ' ||
+            json_extract(CAST(last_error AS TEXT), '$.message') || char(10) || json_extract(CAST(last_error AS TEXT), '$.traceback')"""
+        add(f"last_error IS NOT NULL AND instr({shown}, ?) > 0", filter.error_contains)
+    if filter.payload_contains:
+        whole = """CASE WHEN args IS NULL THEN payload ELSE '{"args":' || args || ',"kwargs":' || kwargs || '}' END"""
+        add(f"instr(CAST({whole} AS BLOB), CAST(? AS BLOB)) > 0", filter.payload_contains)
+    return where, parameters
+
+
+def _event(row: Row) -> EventRow:
+    return EventRow(
+        seq=row[0],
+        ts_us=row[1],
+        event=row[2],
+        task_id=row[3],
+        queue=row[4],
+        name=row[5],
+        group=row[6],
+        attempt=row[7],
+        worker=row[8],
+        enqueued_at_us=row[9],
+        due_us=row[10],
+        state=STATES[row[11]],
+        data=row[12],
+    )
+
+
+def _json(values: list[str]) -> str:
+    return msgspec.json.encode(values).decode()
+
+
+__all__ = ["SQLiteStorage", "State", "StoreError"]

@@ -1,0 +1,472 @@
+"""The ledger of the state machine on SQLite: a unit of work over one `BEGIN IMMEDIATE … COMMIT`.
+
+Records are loaded once and kept by identity; inserts, updates, results and events gather in lists and go down in one
+statement each, before a query that depends on them and at the end. That is what makes a batch of a hundred cheap.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from omniq.models import Blocker, Record, State, StoredResult, TaskError, TaskStatus, status_of
+from omniq.operations import WorkerInfo
+from omniq.storage.machine import Key, Lane, QueueRow
+
+STATES = tuple(State)
+COUNTERS = tuple(s.name.lower() for s in State)
+
+_LEAN = """seq, id, queue, func_path, state, eta, asked_eta, returned, attempts, max_retries, timeout, lease, "interval",
+ result_ttl, backoff, "group", token, lease_until, ended_by, worker, cancel_requested, dead_queue, blocked_by, blockers_left,
+ has_dependents, run_id, idempotency_key, fingerprint, created_at, updated_at, started_at, finished_at, last_error, failed_at,
+ progress, headers, origin, encoding"""
+COLUMNS = _LEAN + ", args, kwargs, payload"
+
+_INSERT = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, asked_eta, max_retries, timeout, lease, "interval",
+ result_ttl, backoff, "group", dead_queue, blocked_by, blockers_left, run_id, idempotency_key, fingerprint, created_at, updated_at,
+ headers, origin, encoding, args, kwargs, payload)
+ VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""
+_UPDATE = """UPDATE tasks SET queue=?, state=?, status=?, eta=?, asked_eta=?, returned=?, attempts=?, token=?, lease_until=?,
+ ended_by=?, worker=?, cancel_requested=?, dead_queue=?, blocked_by=?, blockers_left=?, has_dependents=?, updated_at=?, started_at=?,
+ finished_at=?, last_error=?, failed_at=?, progress=? WHERE seq=?"""
+_RESULT = "INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?,?,?,?)"
+_EVENT = "INSERT INTO events VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_LANE = 'INSERT OR REPLACE INTO lanes (queue, "group", "limit", ready, inflight, members, turn) VALUES (?,?,?,?,?,?,?)'
+_QUEUE = """INSERT INTO queues (queue, paused, has_groups, groups_turn, fed) VALUES (?,?,?,?,?) ON CONFLICT (queue)
+ DO UPDATE SET paused=excluded.paused, has_groups=excluded.has_groups, groups_turn=excluded.groups_turn, fed=excluded.fed"""
+_COUNT = f"""INSERT INTO queues (queue, {", ".join(COUNTERS)}) VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT (queue)
+ DO UPDATE SET {", ".join(f"{c}={c}+excluded.{c}" for c in COUNTERS)}"""  # noqa: S608 - constants of this module
+
+_SELECT = f"SELECT {COLUMNS} FROM tasks"  # noqa: S608
+_BY_IDS = f"SELECT {_LEAN} FROM tasks WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
+_UNGROUPED = f'{_SELECT} WHERE state=3 AND queue=? AND "group" IS NULL ORDER BY returned DESC, eta, seq LIMIT ?'
+_GROUPED = f'{_SELECT} WHERE state=3 AND queue=? AND "group"=? ORDER BY returned DESC, eta, seq LIMIT ?'
+_DUE = f"{_SELECT} WHERE state=2 AND queue=? AND eta<=? ORDER BY eta, seq LIMIT ?"
+_HELD = f"{_SELECT} WHERE state=4 AND token=? ORDER BY seq"
+_DEPENDENTS = f"{_SELECT} WHERE seq IN (SELECT dependent FROM blocks WHERE blocker_id=? ORDER BY dependent LIMIT ?) ORDER BY seq"
+_OPEN_LANE = """SELECT queue, "group", "limit", ready, inflight, members, turn FROM lanes
+ WHERE queue=? AND ready > 0 AND inflight < max("limit", 1) ORDER BY turn LIMIT 1"""
+
+_encode = msgspec.json.Encoder().encode
+_decode_error = msgspec.json.Decoder(TaskError).decode
+_decode_blockers = msgspec.json.Decoder(tuple[Blocker, ...]).decode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class _Call(msgspec.Struct):
+    args: msgspec.Raw = msgspec.Raw()
+    kwargs: msgspec.Raw = msgspec.Raw()
+
+
+_decode_call = msgspec.json.Decoder(_Call).decode
+
+
+def split_call(payload: bytes | None) -> tuple[str | None, str | None, bytes | None]:
+    """A Python call as (args, kwargs, None), if joining them gives the very same bytes; else (None, None, payload)."""
+    if payload is None or not payload.startswith(b'{"args":'):
+        return None, None, payload
+    try:
+        call = _decode_call(payload)
+        args, kwargs = bytes(call.args), bytes(call.kwargs)
+        if b'{"args":%b,"kwargs":%b}' % (args, kwargs) == payload:
+            return args.decode(), kwargs.decode(), None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    return None, None, payload
+
+
+def join_call(args: str | None, kwargs: str | None, payload: bytes | None) -> bytes | None:
+    if args is None or kwargs is None:
+        return payload
+    return f'{{"args":{args},"kwargs":{kwargs}}}'.encode()
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """A row of `COLUMNS`, or of its part without the payload."""
+    return Record(
+        seq=row[0],
+        id=row[1],
+        queue=row[2],
+        name=row[3],
+        state=STATES[row[4]],
+        due_us=row[5],
+        eta_us=row[6],
+        returned=row[7] == 1,
+        attempts=row[8],
+        max_attempts=row[9] + 1,
+        timeout_us=row[10],
+        lease_us=row[11],
+        interval_us=row[12],
+        result_ttl_us=row[13],
+        backoff=row[14],
+        group=row[15],
+        token=row[16],
+        lease_until_us=row[17],
+        ended_by=row[18],
+        worker=row[19],
+        cancel_requested=row[20] == 1,
+        dead_queue=row[21],
+        blocked_by=() if row[22] is None else _decode_blockers(row[22]),
+        blockers_left=row[23],
+        has_dependents=row[24] == 1,
+        run_id=row[25],
+        idempotency_key=row[26],
+        fingerprint=row[27],
+        created_at_us=row[28],
+        updated_at_us=row[29],
+        started_at_us=row[30],
+        finished_at_us=row[31],
+        last_error=None if row[32] is None else _decode_error(row[32]),
+        failed_at_us=row[33],
+        progress=row[34],
+        headers=None if row[35] is None else _decode_headers(row[35]),
+        origin=row[36],
+        encoding=row[37],
+        payload=join_call(row[38], row[39], row[40]) if len(row) > 38 else None,
+    )
+
+
+def result_row(task: Record, result: StoredResult, expires_us: int | None) -> tuple[Any, ...]:
+    return (
+        task.seq,
+        result.task_id,
+        status_of(result.state, result.attempts).value,
+        result.result,
+        result.encoding,
+        _optional(result.error),
+        result.finished_at_us,
+        result.attempts,
+        result.started_at_us,
+        expires_us,
+    )
+
+
+_STATE_OF = {TaskStatus.SUCCESS: State.DONE, TaskStatus.FAILED: State.DEAD, TaskStatus.CANCELLED: State.CANCELLED}
+
+
+def result_of_row(row: Sequence[Any]) -> StoredResult:
+    """A row of `task_id, status, result, encoding, error, finished_at, attempts, last_attempt_at`."""
+    return StoredResult(
+        task_id=row[0],
+        state=_STATE_OF[TaskStatus(row[1])],
+        result=row[2],
+        encoding=row[3],
+        error=None if row[4] is None else _decode_error(row[4]),
+        finished_at_us=row[5],
+        attempts=row[6],
+        started_at_us=row[7],
+    )
+
+
+def _optional(value: object) -> bytes | None:
+    return None if not value else _encode(value)
+
+
+class SQLiteLedger:
+    """What `Machine` reads and writes, for the length of one transaction of the database."""
+
+    def __init__(self, connection: sqlite3.Connection, events_on: bool) -> None:
+        self.events_on = events_on
+        self._db = connection
+        self._tasks: dict[str, Record | None] = {}
+        self._by_seq: dict[int, Record] = {}
+        self._inserts: list[Record] = []
+        self._updates: dict[int, Record] = {}
+        self._results: list[tuple[Any, ...]] = []
+        self._events: list[tuple[Any, ...]] = []
+        self._queues: dict[str, QueueRow] = {}
+        self._dirty_queues: set[str] = set()
+        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._dirty_lanes: dict[tuple[str, str], Lane] = {}
+        self._counts: dict[str, list[int]] = defaultdict(lambda: [0] * len(STATES))
+        row = connection.execute("SELECT next_seq, next_event, next_turn FROM store").fetchone()
+        self._seq, self._event, self._turn = cast("tuple[int, int, int]", row)
+        self._loaded = row
+
+    # -- down to the database ----------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Everything that gathered, in the order of its dependence."""
+        self._flush_tasks()
+        self._flush_lanes()
+        if self._results:
+            self._db.executemany(_RESULT, self._results)
+            self._results.clear()
+        if self._events:
+            self._db.executemany(_EVENT, self._events)
+            self._events.clear()
+        if self._dirty_queues:
+            rows = [self._queues[q] for q in self._dirty_queues]
+            self._db.executemany(_QUEUE, [(r.queue, r.paused, r.has_groups, r.groups_turn, r.fed) for r in rows])
+            self._dirty_queues.clear()
+        if self._counts:
+            self._db.executemany(_COUNT, [(queue, *deltas) for queue, deltas in self._counts.items()])
+            self._counts.clear()
+        counters = (self._seq, self._event, self._turn)
+        if counters != self._loaded:
+            self._db.execute("UPDATE store SET next_seq=?, next_event=?, next_turn=?", counters)
+            self._loaded = counters
+
+    def _flush_tasks(self) -> None:
+        if self._inserts:
+            self._db.executemany(_INSERT, map(_insert_row, self._inserts))
+            self._inserts.clear()
+        if self._updates:
+            self._db.executemany(_UPDATE, map(_update_row, self._updates.values()))
+            self._updates.clear()
+
+    def _flush_lanes(self) -> None:
+        if self._dirty_lanes:
+            rows = [(x.queue, x.group, x.limit, x.ready, x.inflight, x.members, x.turn) for x in self._dirty_lanes.values()]
+            self._db.executemany(_LANE, rows)
+            self._dirty_lanes.clear()
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def prefetch(self, ids: Iterable[str]) -> None:
+        """Load the records that a batch will ask for in one statement."""
+        wanted = [i for i in ids if i not in self._tasks]
+        if wanted:
+            self._tasks.update(dict.fromkeys(wanted))
+            self._remember(self._db.execute(_BY_IDS, (_encode(wanted).decode(),)).fetchall())
+
+    def load(self, id: str) -> Record | None:
+        if id not in self._tasks:
+            self.prefetch([id])
+        return self._tasks[id]
+
+    def _remember(self, rows: list[Any]) -> list[Record]:
+        """Rows as records; one that is known stays the same object and only gains its payload."""
+        tasks: list[Record] = []
+        for row in rows:
+            task = self._by_seq.get(row[0])
+            if task is None:
+                task = record_of(row)
+                self._tasks[task.id] = self._by_seq[task.seq] = task
+            elif task.payload is None and len(row) > 38:
+                task.payload = join_call(row[38], row[39], row[40])
+            tasks.append(task)
+        return tasks
+
+    def _select(self, sql: str, *parameters: Any) -> list[Record]:
+        self._flush_tasks()
+        return self._remember(self._db.execute(sql, parameters).fetchall())
+
+    def insert(self, task: Record) -> None:
+        task.seq = self._seq
+        self._seq += 1
+        self._tasks[task.id] = self._by_seq[task.seq] = task
+        self._inserts.append(task)
+        self._counts[task.queue][task.state] += 1
+
+    def save(self, task: Record, was: State, was_queue: str) -> None:
+        self._updates[task.seq] = task
+        if was is not task.state or was_queue != task.queue:
+            self._counts[was_queue][was] -= 1
+            self._counts[task.queue][task.state] += 1
+
+    def delete(self, task: Record) -> None:
+        self._flush_tasks()
+        self._db.execute("DELETE FROM tasks WHERE seq=?", (task.seq,))
+        self._updates.pop(task.seq, None)
+        self._tasks[task.id] = None
+        del self._by_seq[task.seq]
+        self._counts[task.queue][task.state] -= 1
+
+    def held(self, token: str) -> list[Record]:
+        return self._select(_HELD, token)
+
+    def next_ready(self, queue: str, group: str | None, limit: int) -> list[Record]:
+        if group is None:
+            return self._select(_UNGROUPED, queue, limit)
+        return self._select(_GROUPED, queue, group, limit)
+
+    def due(self, queue: str, now_us: int, limit: int) -> list[Record]:
+        return self._select(_DUE, queue, now_us, limit)
+
+    def next_at(self, queues: Sequence[str], now_us: int) -> int | None:
+        self._flush_tasks()
+        moments: list[int] = []
+        for queue in queues:
+            for sql in (
+                "SELECT min(eta) FROM tasks WHERE state=2 AND queue=?",
+                "SELECT min(lease_until) FROM tasks WHERE state=4 AND queue=?",
+            ):
+                moment = self._db.execute(sql, (queue,)).fetchone()[0]
+                if moment is not None:
+                    moments.append(moment)
+        return min(moments, default=None)
+
+    # -- queues and lanes --------------------------------------------------------------------------
+
+    def queue(self, queue: str) -> QueueRow:
+        row = self._queues.get(queue)
+        if row is None:
+            sql = "SELECT paused, has_groups, groups_turn, fed FROM queues WHERE queue=?"
+            found = self._db.execute(sql, (queue,)).fetchone()
+            row = self._queues[queue] = QueueRow(queue, *map(bool, found)) if found else QueueRow(queue)
+        return row
+
+    def save_queue(self, row: QueueRow) -> None:
+        self._dirty_queues.add(row.queue)
+
+    def lane(self, queue: str, group: str) -> Lane:
+        lane = self._lanes.get((queue, group))
+        if lane is None:
+            sql = 'SELECT queue, "group", "limit", ready, inflight, members, turn FROM lanes WHERE queue=? AND "group"=?'
+            found = self._db.execute(sql, (queue, group)).fetchone()
+            lane = self._lanes[queue, group] = Lane(*found) if found else Lane(queue, group)
+        return lane
+
+    def save_lane(self, lane: Lane) -> None:
+        self._dirty_lanes[lane.queue, lane.group] = lane
+
+    def open_lane(self, queue: str) -> Lane | None:
+        self._flush_lanes()
+        found = self._db.execute(_OPEN_LANE, (queue,)).fetchone()
+        if found is None:
+            return None
+        return self._lanes.setdefault((found[0], found[1]), Lane(*found))
+
+    def next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    # -- keys, results, dependents, events ---------------------------------------------------------
+
+    def key(self, queue: str, key: str) -> Key | None:
+        sql = "SELECT task_id, fingerprint, expires_at FROM keys WHERE queue=? AND key=?"
+        found = self._db.execute(sql, (queue, key)).fetchone()
+        return Key(*found) if found else None
+
+    def save_key(self, queue: str, key: str, value: Key) -> None:
+        row = (queue, key, value.task_id, value.fingerprint, value.expires_us)
+        self._db.execute("INSERT OR REPLACE INTO keys VALUES (?,?,?,?,?)", row)
+
+    def delete_key(self, queue: str, key: str) -> None:
+        self._db.execute("DELETE FROM keys WHERE queue=? AND key=?", (queue, key))
+
+    def save_result(self, task: Record, result: StoredResult, expires_us: int | None) -> None:
+        self._results.append(result_row(task, result, expires_us))
+
+    def delete_result(self, task: Record) -> None:
+        if self._results:
+            self._db.executemany(_RESULT, self._results)
+            self._results.clear()
+        self._db.execute("DELETE FROM results WHERE seq=?", (task.seq,))
+
+    def block(self, blocker: Record, dependent: Record) -> None:
+        if not blocker.has_dependents:
+            blocker.has_dependents = True
+            self._updates[blocker.seq] = blocker
+        self._db.execute("INSERT OR IGNORE INTO blocks VALUES (?,?)", (blocker.id, dependent.seq))
+
+    def dependents(self, blocker_id: str, limit: int) -> list[Record]:
+        return self._select(_DEPENDENTS, blocker_id, limit)
+
+    def unblock(self, blocker_id: str, dependent: Record) -> None:
+        self._db.execute("DELETE FROM blocks WHERE blocker_id=? AND dependent=?", (blocker_id, dependent.seq))
+
+    def defer(self, blocker_id: str, dead: bool) -> None:
+        self._db.execute("INSERT OR REPLACE INTO deferred VALUES (?,?)", (blocker_id, dead))
+
+    def deferred(self, limit: int) -> list[tuple[str, bool]]:
+        rows = self._db.execute("SELECT blocker_id, dead FROM deferred LIMIT ?", (limit,)).fetchall()
+        return [(blocker_id, bool(dead)) for blocker_id, dead in rows]
+
+    def undefer(self, blocker_id: str) -> None:
+        self._db.execute("DELETE FROM deferred WHERE blocker_id=?", (blocker_id,))
+
+    def event(self, task: Record, event: str, now_us: int, data: bytes | None) -> None:
+        self._events.append(
+            (
+                self._event,
+                now_us,
+                event,
+                task.seq,
+                task.id,
+                task.queue,
+                task.name,
+                task.group,
+                task.attempts,
+                task.worker,
+                task.created_at_us,
+                task.due_us,
+                int(task.state),
+                data,
+            )
+        )
+        self._event += 1
+
+    def beat(self, info: WorkerInfo, gone: bool, now_us: int) -> None:
+        if gone:
+            self._db.execute("DELETE FROM workers WHERE worker=?", (info.worker,))
+        else:
+            self._db.execute("INSERT OR REPLACE INTO workers VALUES (?,?,?)", (info.worker, now_us, _encode(info)))
+
+
+def _insert_row(task: Record) -> tuple[Any, ...]:
+    args, kwargs, payload = split_call(task.payload)
+    return (
+        task.seq,
+        task.id,
+        task.queue,
+        task.name,
+        int(task.state),
+        task.status.value,
+        task.due_us,
+        task.eta_us,
+        task.max_attempts - 1,
+        task.timeout_us,
+        task.lease_us,
+        task.interval_us,
+        task.result_ttl_us,
+        task.backoff,
+        task.group,
+        task.dead_queue,
+        _optional(task.blocked_by),
+        task.blockers_left,
+        task.run_id,
+        task.idempotency_key,
+        task.fingerprint,
+        task.created_at_us,
+        task.updated_at_us,
+        _optional(task.headers),
+        task.origin,
+        task.encoding,
+        args,
+        kwargs,
+        payload,
+    )
+
+
+def _update_row(task: Record) -> tuple[Any, ...]:
+    return (
+        task.queue,
+        int(task.state),
+        task.status.value,
+        task.due_us,
+        task.eta_us,
+        task.returned,
+        task.attempts,
+        task.token,
+        task.lease_until_us,
+        task.ended_by,
+        task.worker,
+        task.cancel_requested,
+        task.dead_queue,
+        _optional(task.blocked_by),
+        task.blockers_left,
+        task.has_dependents,
+        task.updated_at_us,
+        task.started_at_us,
+        task.finished_at_us,
+        _optional(task.last_error),
+        task.failed_at_us,
+        task.progress,
+        task.seq,
+    )

@@ -1,0 +1,268 @@
+"""One writer thread per process and store: everything that waits when it is free shares one commit.
+
+Between processes a `flock` decides who is next, because SQLite's own busy handler sleeps and starves. Nothing is answered
+and nobody woken before the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from omniq.errors import DriverClosed, OmniQError, StoreError, StoreFull, StoreUnavailable
+from omniq.storage.bell import Bell
+from omniq.storage.machine import Machine
+from omniq.storage.sqlite_ledger import SQLiteLedger
+from omniq.storage.sqlite_schema import migrate
+from omniq.storage.waiting import Waiters
+
+log = logging.getLogger("omniq.storage")
+
+T = TypeVar("T")
+Work = Callable[["Section"], T]
+
+MAX_WEIGHT = 2000  # operations in one commit, so that no writer holds the store longer than some 50 ms
+BUSY_TIMEOUT_MS = 30_000
+WAL_PAGES = 4000
+
+
+class Section:
+    """What a piece of work may use while it is its turn: the machine, its ledger, and the connection below."""
+
+    def __init__(self, connection: sqlite3.Connection, events_on: bool) -> None:
+        self.connection = connection
+        self.ledger = SQLiteLedger(connection, events_on)
+        self.machine = Machine(self.ledger)
+
+
+class _Request:
+    __slots__ = ("answer", "error", "future", "loop", "weight", "work")
+
+    def __init__(self, work: Work[Any], weight: int, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.work, self.weight, self.loop = work, weight, loop
+        self.future: Any = loop.create_future() if loop is not None else Future[Any]()
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+    def settle(self) -> None:
+        if self.future.done():  # the caller was cancelled; the commit stands
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.answer)
+
+
+class Writer:
+    """Runs work on the database, in the order it came, as few commits as possible."""
+
+    def __init__(self, path: str, durability: str, events_on: bool, waiters: Waiters) -> None:
+        self._path = path
+        self._in_memory = path == ":memory:"
+        self._full = durability == "full"
+        self._events_on = events_on
+        self._waiters = waiters
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._lock_fd = -1
+        self._inode: tuple[int, int] | None = None
+        self.bell: Bell | None = None
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="omniq-sqlite", daemon=True)
+        self._thread.start()
+        opened.result()
+
+    # -- from any thread ---------------------------------------------------------------------------
+
+    async def submit(self, work: Work[T], weight: int = 1) -> T:
+        request = _Request(work, weight, asyncio.get_running_loop())
+        self._put(request)
+        return await cast("asyncio.Future[T]", request.future)
+
+    def submit_blocking(self, work: Work[T], weight: int = 1) -> T:
+        request = _Request(work, weight, None)
+        self._put(request)
+        return cast("Future[T]", request.future).result()
+
+    def _put(self, request: _Request) -> None:
+        if self._closed.is_set():
+            raise DriverClosed(f"the storage {self._path} was closed; make a new one")
+        self._requests.put(request)
+
+    def close(self) -> None:
+        """Finish what was sent, then let go."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._requests.put(None)
+        self._thread.join()
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self, opened: Future[None]) -> None:
+        try:
+            connection = self._connect()
+        except BaseException as exc:
+            opened.set_exception(_translate(exc, self._path))
+            return
+        opened.set_result(None)
+        try:
+            while (batch := self._next_batch()) is not None:
+                self._carry_out(connection, batch)
+        finally:
+            connection.close()
+            if self.bell is not None:
+                self.bell.close()
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+            self._refuse_rest()
+
+    def _connect(self) -> sqlite3.Connection:
+        if not self._in_memory:
+            self._lock_fd = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        connection = connect(self._path)
+        if not self._in_memory:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        try:
+            if not self._in_memory:
+                connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self._full else 'NORMAL'}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+            connection.execute("PRAGMA journal_size_limit = 67108864")
+            connection.execute("PRAGMA cache_size = -16384")
+            connection.execute("PRAGMA temp_store = MEMORY")
+            migrate(connection, self._path)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            if not self._in_memory:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        if not self._in_memory:
+            self._inode = _inode(self._path)
+            self.bell = Bell(Path(f"{self._path}-bell"))
+        return connection
+
+    def _next_batch(self) -> list[_Request] | None:
+        first = self._requests.get()
+        if first is None:
+            return None
+        batch, weight = [first], first.weight
+        while weight < MAX_WEIGHT:
+            try:
+                more = self._requests.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                self._requests.put(None)
+                break
+            batch.append(more)
+            weight += more.weight
+        return batch
+
+    def _carry_out(self, connection: sqlite3.Connection, batch: list[_Request]) -> None:
+        try:
+            self._commit(connection, batch)
+        except Exception as exc:
+            if len(batch) > 1:  # only the guilty one shall fail: each gets a commit of its own
+                for request in batch:
+                    self._carry_out(connection, [request])
+                return
+            batch[0].error = exc if isinstance(exc, OmniQError) else _translate(exc, self._path)
+        self._settle(batch)
+
+    def _commit(self, connection: sqlite3.Connection, batch: list[_Request]) -> None:
+        if self._inode is not None and _inode(self._path) != self._inode:
+            raise StoreUnavailable(f"{self._path} was removed or replaced while it was open; restart this program")
+        if self._lock_fd >= 0:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                section = Section(connection, self._events_on)
+                for request in batch:
+                    request.answer = request.work(section)
+                section.ledger.flush()
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            machine = section.machine
+            if (machine.ready_queues or machine.ended_tasks) and self.bell is not None:
+                self.bell.ring()
+        finally:
+            if self._lock_fd >= 0:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        if machine.ready_queues or machine.ended_tasks:
+            self._waiters.notify(machine.ready_queues, machine.ended_tasks)
+
+    @staticmethod
+    def _settle(batch: list[_Request]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Request]] = defaultdict(list)
+        for request in batch:
+            if request.loop is None:
+                request.settle()
+            else:
+                by_loop[request.loop].append(request)
+        for loop, requests in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_settle_all, requests)
+            except RuntimeError:  # the loop was closed; nobody waits any more
+                continue
+
+    def _refuse_rest(self) -> None:
+        while True:
+            try:
+                request = self._requests.get_nowait()
+            except queue.Empty:
+                return
+            if request is not None:
+                request.error = DriverClosed(f"the storage {self._path} was closed")
+                self._settle([request])
+
+
+def _settle_all(requests: list[_Request]) -> None:
+    for request in requests:
+        request.settle()
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """A connection in autocommit mode that waits for locks instead of raising."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    return connection
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _translate(exc: BaseException, path: str) -> BaseException:
+    """The store's words for what SQLite says."""
+    if isinstance(exc, StoreError):
+        return exc
+    if isinstance(exc, sqlite3.Error):
+        code = getattr(exc, "sqlite_errorname", "") or ""
+        if code.startswith("SQLITE_FULL"):
+            return StoreFull(f"no room left for {path}: free disk space and try again ({exc})")
+        return StoreUnavailable(f"{path}: {exc}{f' ({code})' if code else ''}")
+    if isinstance(exc, OSError):
+        return StoreUnavailable(f"{path}: {exc.strerror or exc}")
+    return exc
+
+
+translate = _translate
