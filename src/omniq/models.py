@@ -109,7 +109,7 @@ class Blocker(msgspec.Struct, frozen=True, array_like=True):
     queue: str = ""
 
 
-class Record(msgspec.Struct, kw_only=True):
+class Record(msgspec.Struct, kw_only=True, gc=False):
     """A task as drivers store it and hand it out. `seq` and what follows belong to the driver."""
 
     id: str
@@ -157,7 +157,7 @@ class Record(msgspec.Struct, kw_only=True):
         return status_of(self.state, self.attempts)
 
 
-class StoredResult(msgspec.Struct, kw_only=True):
+class StoredResult(msgspec.Struct, kw_only=True, gc=False):
     """How a task's last run ended, as drivers keep it: `result` is encoded."""
 
     task_id: str
@@ -327,21 +327,23 @@ _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 _ids_lock = threading.Lock()
 _last_ms = 0
-_last_random = 0
+_id_prefix = ""  # the time and 50 random bits; the last 30 bits count
+_id_count = 0
 
 
 def new_id() -> str:
     """A ULID; those made by one process sort in the order they were made."""
-    global _last_ms, _last_random
+    global _last_ms, _id_prefix, _id_count
     with _ids_lock:
         ms = time.time_ns() // 1_000_000
         if ms > _last_ms:
-            _last_ms, _last_random = ms, int.from_bytes(os.urandom(10)) >> 1  # the free top bit leaves room to count
+            bits = (ms << 80) | int.from_bytes(os.urandom(10))
+            _last_ms, _id_prefix = ms, "".join([_PAIRS[(bits >> shift) & 1023] for shift in range(120, 29, -10)])
+            _id_count = bits & 0x1FFF_FFFF  # the free top bit leaves room to count
         else:
-            _last_random += 1
-        value = (_last_ms << 80) | _last_random
-    pairs = _PAIRS
-    return "".join([pairs[(value >> shift) & 1023] for shift in range(120, -1, -10)])
+            _id_count += 1
+        prefix, count = _id_prefix, _id_count
+    return prefix + _PAIRS[(count >> 20) & 1023] + _PAIRS[(count >> 10) & 1023] + _PAIRS[count & 1023]
 
 
 def _reseed_after_fork() -> None:

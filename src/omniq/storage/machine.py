@@ -188,6 +188,8 @@ class Machine:
         keys: dict[tuple[str, str], str] = {}
         for op in transaction:
             known = self._checks[type(op)](op, now_us)
+            if repeat and known is None and isinstance(op, Enqueue):
+                known = self._stored_before(op)
             if isinstance(known, Refused):
                 if repeat and not isinstance(op, Enqueue) and isinstance(known, NotActive) and not isinstance(known, TaskNotFound):
                     found.append(_done_before(op))
@@ -214,6 +216,13 @@ class Machine:
         if op.on_conflict == "return" or there.fingerprint == op.fingerprint:
             return Enqueued(id=op.id, existed=True, state=there.state)
         return DuplicateId(f"task {op.id!r} is already there with another body; leave the id out or use another")
+
+    def _stored_before(self, op: Enqueue) -> Outcome | None:
+        """A repeated `replace_finished` must not replace, and run again, what its own first call stored."""
+        there = self.ledger.load(op.id)
+        if there is None or there.fingerprint != op.fingerprint:
+            return None
+        return Enqueued(id=op.id, existed=True, state=there.state)
 
     def _known_key(self, op: Enqueue, now_us: int) -> Outcome | Refused | None:
         key = self.ledger.key(op.queue, cast(str, op.idempotency_key))
@@ -331,8 +340,11 @@ class Machine:
 
     def _grant(self, row: QueueRow, op: Reserve, limit: int, now_us: int, tasks: list[Record]) -> None:
         if not row.has_groups:
-            for task in self.ledger.next_ready(row.queue, None, limit):
-                tasks.append(self._lease(task, op, now_us))
+            ready = self.ledger.next_ready(row.queue, None, limit)
+            tasks.extend([self._lease(task, op, now_us) for task in ready])
+            if len(ready) % 2:
+                row.groups_turn = not row.groups_turn
+                self.ledger.save_queue(row)
             return
         turn = row.groups_turn
         for _ in range(limit):
@@ -435,8 +447,11 @@ class Machine:
             return NotWaiting(f"task {op.id!r} is staged; abort its run instead")
         if task.state.final:
             return Cancelled(state=task.state)
-        if op.token is not None and task.state is State.RUNNING and task.token != op.token:
-            return TokenMismatch(f"task {op.id!r} is held under another token")
+        if op.token is not None:
+            if task.state is not State.RUNNING:
+                return NotActive(f"task {op.id!r} is not running; it is {task.status}")
+            if task.token != op.token:
+                return TokenMismatch(f"task {op.id!r} is held under another token")
         return task
 
     def _check_waiting(self, op: Reschedule, now_us: int) -> Record | Refused:
@@ -652,7 +667,9 @@ class Machine:
             self._count_lane(task, task.state, None)
         self.ledger.delete_result(task)
         if with_key and task.idempotency_key is not None:
-            self.ledger.delete_key(task.queue, task.idempotency_key)
+            key = self.ledger.key(task.queue, task.idempotency_key)
+            if key is not None and key.task_id == task.id:
+                self.ledger.delete_key(task.queue, task.idempotency_key)
         self.ledger.delete(task)
 
     # -- dependents --------------------------------------------------------------------------------

@@ -452,11 +452,11 @@ def _event(row: Row) -> EventRow:
         name=row[5],
         group=row[6],
         attempt=row[7],
-        worker=row[8],
+        worker=row[8] or None,
         enqueued_at_us=row[9],
         due_us=row[10],
         state=STATES[row[11]],
-        data=row[12],
+        data=row[12].encode() if row[12] else None,
     )
 
 

@@ -26,15 +26,27 @@ _LEAN = """seq, id, queue, func_path, state, eta, asked_eta, returned, attempts,
  progress, headers, origin, encoding"""
 COLUMNS = _LEAN + ", args, kwargs, payload"
 
-_INSERT = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, asked_eta, max_retries, timeout, lease, "interval",
- result_ttl, backoff, "group", dead_queue, blocked_by, blockers_left, run_id, idempotency_key, fingerprint, created_at, updated_at,
- headers, origin, encoding, args, kwargs, payload)
- VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""
+# sqlite3 looks for an adapter for every None, bool and bytes that it binds, which costs more than storing them. So the
+# common shapes of a row have statements of their own, without the columns that are NULL, and JSON is bound as text.
+_PLAIN = """seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease, result_ttl, backoff, fingerprint,
+ created_at, updated_at, origin, encoding, args, kwargs"""
+_INSERT_PLAIN = f"INSERT INTO tasks ({_PLAIN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
+_INSERT = f"""INSERT INTO tasks ({_PLAIN}, asked_eta, "interval", "group", dead_queue, run_id, idempotency_key, headers,
+ blocked_by, blockers_left, payload) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""  # noqa: S608
+_UPDATE_LEASED = """UPDATE tasks SET state=4, status='RUNNING', returned=0, attempts=?, token=?, lease_until=?, worker=?,
+ started_at=?, updated_at=? WHERE seq=?"""
+_UPDATE_DONE = """UPDATE tasks SET state=5, status='SUCCESS', token=NULL, lease_until=NULL, ended_by=?, finished_at=?,
+ updated_at=? WHERE seq=?"""
 _UPDATE = """UPDATE tasks SET queue=?, state=?, status=?, eta=?, asked_eta=?, returned=?, attempts=?, token=?, lease_until=?,
  ended_by=?, worker=?, cancel_requested=?, dead_queue=?, blocked_by=?, blockers_left=?, has_dependents=?, updated_at=?, started_at=?,
  finished_at=?, last_error=?, failed_at=?, progress=? WHERE seq=?"""
-_RESULT = "INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?,?,?,?)"
-_EVENT = "INSERT INTO events VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_RESULT_PLAIN = """INSERT OR REPLACE INTO results (seq, task_id, status, result, encoding, finished_at, attempts, last_attempt_at,
+ expires_at) VALUES (?,?,'SUCCESS',?,?,?,?,?,?)"""
+_RESULT = """INSERT OR REPLACE INTO results (seq, task_id, status, result, encoding, finished_at, attempts, last_attempt_at,
+ expires_at, error) VALUES (?,?,?,?,?,?,?,?,?,?)"""
+_EVENT_COLUMNS = "seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due, state, data"
+_EVENT = f"INSERT INTO events ({_EVENT_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
+_EVENT_IN_GROUP = f'INSERT INTO events ({_EVENT_COLUMNS}, "group") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)'  # noqa: S608
 _LANE = 'INSERT OR REPLACE INTO lanes (queue, "group", "limit", ready, inflight, members, turn) VALUES (?,?,?,?,?,?,?)'
 _QUEUE = """INSERT INTO queues (queue, paused, has_groups, groups_turn, fed) VALUES (?,?,?,?,?) ON CONFLICT (queue)
  DO UPDATE SET paused=excluded.paused, has_groups=excluded.has_groups, groups_turn=excluded.groups_turn, fed=excluded.fed"""
@@ -122,7 +134,7 @@ def record_of(row: Sequence[Any]) -> Record:
         finished_at_us=row[31],
         last_error=None if row[32] is None else _decode_error(row[32]),
         failed_at_us=row[33],
-        progress=row[34],
+        progress=_bytes(row[34]),
         headers=None if row[35] is None else _decode_headers(row[35]),
         origin=row[36],
         encoding=row[37],
@@ -130,19 +142,16 @@ def record_of(row: Sequence[Any]) -> Record:
     )
 
 
-def result_row(task: Record, result: StoredResult, expires_us: int | None) -> tuple[Any, ...]:
-    return (
-        task.seq,
-        result.task_id,
-        status_of(result.state, result.attempts).value,
-        result.result,
-        result.encoding,
-        _optional(result.error),
-        result.finished_at_us,
-        result.attempts,
-        result.started_at_us,
-        expires_us,
-    )
+def _text(data: bytes | None) -> str | bytes | None:
+    """JSON as text, which is quicker to bind and can be read in the database; anything else as it is."""
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
 
 
 _STATE_OF = {TaskStatus.SUCCESS: State.DONE, TaskStatus.FAILED: State.DEAD, TaskStatus.CANCELLED: State.CANCELLED}
@@ -153,7 +162,7 @@ def result_of_row(row: Sequence[Any]) -> StoredResult:
     return StoredResult(
         task_id=row[0],
         state=_STATE_OF[TaskStatus(row[1])],
-        result=row[2],
+        result=_bytes(row[2]),
         encoding=row[3],
         error=None if row[4] is None else _decode_error(row[4]),
         finished_at_us=row[5],
@@ -162,8 +171,8 @@ def result_of_row(row: Sequence[Any]) -> StoredResult:
     )
 
 
-def _optional(value: object) -> bytes | None:
-    return None if not value else _encode(value)
+def _optional(value: object) -> str | None:
+    return _encode(value).decode() if value else None
 
 
 class SQLiteLedger:
@@ -176,8 +185,11 @@ class SQLiteLedger:
         self._by_seq: dict[int, Record] = {}
         self._inserts: list[Record] = []
         self._updates: dict[int, Record] = {}
-        self._results: list[tuple[Any, ...]] = []
+        self._leased: dict[int, Record] = {}
+        self._done: dict[int, Record] = {}
+        self._results: list[tuple[Record, StoredResult, int | None]] = []
         self._events: list[tuple[Any, ...]] = []
+        self._group_events: list[tuple[Any, ...]] = []
         self._queues: dict[str, QueueRow] = {}
         self._dirty_queues: set[str] = set()
         self._lanes: dict[tuple[str, str], Lane] = {}
@@ -193,12 +205,13 @@ class SQLiteLedger:
         """Everything that gathered, in the order of its dependence."""
         self._flush_tasks()
         self._flush_lanes()
-        if self._results:
-            self._db.executemany(_RESULT, self._results)
-            self._results.clear()
+        self._flush_results()
         if self._events:
             self._db.executemany(_EVENT, self._events)
             self._events.clear()
+        if self._group_events:
+            self._db.executemany(_EVENT_IN_GROUP, self._group_events)
+            self._group_events.clear()
         if self._dirty_queues:
             rows = [self._queues[q] for q in self._dirty_queues]
             self._db.executemany(_QUEUE, [(r.queue, r.paused, r.has_groups, r.groups_turn, r.fed) for r in rows])
@@ -213,11 +226,37 @@ class SQLiteLedger:
 
     def _flush_tasks(self) -> None:
         if self._inserts:
-            self._db.executemany(_INSERT, map(_insert_row, self._inserts))
+            plain: list[tuple[Any, ...]] = []
+            full: list[tuple[Any, ...]] = []
+            for task in self._inserts:
+                row, rest = _insert_row(task)
+                if rest is None:
+                    plain.append(row)
+                else:
+                    full.append(row + rest)
+            if plain:
+                self._db.executemany(_INSERT_PLAIN, plain)
+            if full:
+                self._db.executemany(_INSERT, full)
             self._inserts.clear()
-        if self._updates:
-            self._db.executemany(_UPDATE, map(_update_row, self._updates.values()))
-            self._updates.clear()
+        for changed, sql, row_of in (
+            (self._leased, _UPDATE_LEASED, _leased_row),
+            (self._done, _UPDATE_DONE, _done_row),
+            (self._updates, _UPDATE, _update_row),
+        ):
+            if changed:
+                self._db.executemany(sql, map(row_of, changed.values()))
+                changed.clear()
+
+    def _flush_results(self) -> None:
+        if self._results:
+            plain = [_plain_result(*r) for r in self._results if r[1].state is State.DONE and r[2] is not None]
+            if plain:
+                self._db.executemany(_RESULT_PLAIN, plain)
+            if len(plain) < len(self._results):
+                rest = [_result_row(*r) for r in self._results if r[1].state is not State.DONE or r[2] is None]
+                self._db.executemany(_RESULT, rest)
+            self._results.clear()
 
     def _flush_lanes(self) -> None:
         if self._dirty_lanes:
@@ -264,15 +303,24 @@ class SQLiteLedger:
         self._counts[task.queue][task.state] += 1
 
     def save(self, task: Record, was: State, was_queue: str) -> None:
-        self._updates[task.seq] = task
-        if was is not task.state or was_queue != task.queue:
+        seq, state = task.seq, task.state
+        if seq in self._leased or seq in self._done or seq in self._updates:
+            self._leased.pop(seq, None)
+            self._done.pop(seq, None)
+            self._updates[seq] = task
+        elif was is State.READY and state is State.RUNNING:
+            self._leased[seq] = task
+        elif was is State.RUNNING and state is State.DONE:
+            self._done[seq] = task
+        else:
+            self._updates[seq] = task
+        if was is not state or was_queue != task.queue:
             self._counts[was_queue][was] -= 1
             self._counts[task.queue][task.state] += 1
 
     def delete(self, task: Record) -> None:
         self._flush_tasks()
         self._db.execute("DELETE FROM tasks WHERE seq=?", (task.seq,))
-        self._updates.pop(task.seq, None)
         self._tasks[task.id] = None
         del self._by_seq[task.seq]
         self._counts[task.queue][task.state] -= 1
@@ -351,18 +399,16 @@ class SQLiteLedger:
         self._db.execute("DELETE FROM keys WHERE queue=? AND key=?", (queue, key))
 
     def save_result(self, task: Record, result: StoredResult, expires_us: int | None) -> None:
-        self._results.append(result_row(task, result, expires_us))
+        self._results.append((task, result, expires_us))
 
     def delete_result(self, task: Record) -> None:
-        if self._results:
-            self._db.executemany(_RESULT, self._results)
-            self._results.clear()
+        self._flush_results()
         self._db.execute("DELETE FROM results WHERE seq=?", (task.seq,))
 
     def block(self, blocker: Record, dependent: Record) -> None:
         if not blocker.has_dependents:
             blocker.has_dependents = True
-            self._updates[blocker.seq] = blocker
+            self.save(blocker, blocker.state, blocker.queue)
         self._db.execute("INSERT OR IGNORE INTO blocks VALUES (?,?)", (blocker.id, dependent.seq))
 
     def dependents(self, blocker_id: str, limit: int) -> list[Record]:
@@ -382,25 +428,26 @@ class SQLiteLedger:
         self._db.execute("DELETE FROM deferred WHERE blocker_id=?", (blocker_id,))
 
     def event(self, task: Record, event: str, now_us: int, data: bytes | None) -> None:
-        self._events.append(
-            (
-                self._event,
-                now_us,
-                event,
-                task.seq,
-                task.id,
-                task.queue,
-                task.name,
-                task.group,
-                task.attempts,
-                task.worker,
-                task.created_at_us,
-                task.due_us,
-                int(task.state),
-                data,
-            )
+        row = (
+            self._event,
+            now_us,
+            event,
+            task.seq,
+            task.id,
+            task.queue,
+            task.name,
+            task.attempts,
+            task.worker or "",
+            task.created_at_us,
+            task.due_us,
+            int(task.state),
+            data.decode() if data else "",
         )
         self._event += 1
+        if task.group is None:
+            self._events.append(row)
+        else:
+            self._group_events.append((*row, task.group))
 
     def beat(self, info: WorkerInfo, gone: bool, now_us: int) -> None:
         if gone:
@@ -409,9 +456,10 @@ class SQLiteLedger:
             self._db.execute("INSERT OR REPLACE INTO workers VALUES (?,?,?)", (info.worker, now_us, _encode(info)))
 
 
-def _insert_row(task: Record) -> tuple[Any, ...]:
+def _insert_row(task: Record) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
+    """The columns that every task fills, and those that most leave empty, if this one fills any of them."""
     args, kwargs, payload = split_call(task.payload)
-    return (
+    row = (
         task.seq,
         task.id,
         task.queue,
@@ -419,29 +467,35 @@ def _insert_row(task: Record) -> tuple[Any, ...]:
         int(task.state),
         task.status.value,
         task.due_us,
-        task.eta_us,
         task.max_attempts - 1,
         task.timeout_us,
         task.lease_us,
-        task.interval_us,
         task.result_ttl_us,
         task.backoff,
-        task.group,
-        task.dead_queue,
-        _optional(task.blocked_by),
-        task.blockers_left,
-        task.run_id,
-        task.idempotency_key,
         task.fingerprint,
         task.created_at_us,
         task.updated_at_us,
-        _optional(task.headers),
         task.origin,
         task.encoding,
         args,
         kwargs,
-        payload,
     )
+    rest = (task.eta_us, task.interval_us, task.group, task.dead_queue, task.run_id, task.idempotency_key, task.headers)
+    if rest == _NOTHING and payload is None and not task.blocked_by:
+        return row, None
+    return row, (*rest[:-1], _optional(task.headers), _optional(task.blocked_by), task.blockers_left, payload)
+
+
+_NOTHING = (None,) * 7
+
+
+def _leased_row(task: Record) -> tuple[Any, ...]:
+    moment = task.started_at_us
+    return (task.attempts, task.token, task.lease_until_us, task.worker, moment, moment, task.seq)
+
+
+def _done_row(task: Record) -> tuple[Any, ...]:
+    return (task.ended_by, task.finished_at_us, task.updated_at_us, task.seq)
 
 
 def _update_row(task: Record) -> tuple[Any, ...]:
@@ -451,22 +505,40 @@ def _update_row(task: Record) -> tuple[Any, ...]:
         task.status.value,
         task.due_us,
         task.eta_us,
-        task.returned,
+        int(task.returned),
         task.attempts,
         task.token,
         task.lease_until_us,
         task.ended_by,
         task.worker,
-        task.cancel_requested,
+        int(task.cancel_requested),
         task.dead_queue,
         _optional(task.blocked_by),
         task.blockers_left,
-        task.has_dependents,
+        int(task.has_dependents),
         task.updated_at_us,
         task.started_at_us,
         task.finished_at_us,
         _optional(task.last_error),
         task.failed_at_us,
-        task.progress,
+        _text(task.progress),
         task.seq,
     )
+
+
+def _plain_result(task: Record, result: StoredResult, expires_us: int | None) -> tuple[Any, ...]:
+    return (
+        task.seq,
+        task.id,
+        _text(result.result),
+        result.encoding,
+        result.finished_at_us,
+        result.attempts,
+        result.started_at_us,
+        expires_us,
+    )
+
+
+def _result_row(task: Record, result: StoredResult, expires_us: int | None) -> tuple[Any, ...]:
+    plain = _plain_result(task, result, expires_us)
+    return (*plain[:2], status_of(result.state, result.attempts).value, *plain[2:], _optional(result.error))

@@ -145,11 +145,11 @@ CREATE TABLE events (
     name TEXT NOT NULL,
     "group" TEXT,
     attempt INTEGER NOT NULL,
-    worker TEXT,
+    worker TEXT NOT NULL,
     enqueued_at INTEGER NOT NULL,
     due INTEGER NOT NULL,
     state INTEGER NOT NULL,
-    data BLOB
+    data TEXT NOT NULL
 );
 CREATE INDEX events_of_task ON events (task_seq);
 

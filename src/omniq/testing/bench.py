@@ -59,6 +59,7 @@ class Bench:
     def __init__(self, store: BaseStorage, clock: FakeClock, reopen: Reopen | None = None) -> None:
         self.store = store
         self.clock = clock
+        self.closed = False
         self._reopen = reopen
         self._left: list[BaseStorage] = []
         self._made = 0
@@ -90,7 +91,8 @@ class Bench:
         after: Iterable[str] = fields.pop("after", ())
         if after:
             fields["blocked_by"] = tuple(Blocker(i, queue) for i in after)
-        return Enqueue(**({"id": id or f"task-{self._made}", "name": "job"} | fields))
+        given: dict[str, Any] = {"id": id or f"task-{self._made}", "name": "job"}
+        return Enqueue(**(given | fields))
 
     async def add(self, id: str | None = None, **fields: Any) -> Enqueued:
         return cast(Enqueued, await self.do(self.new(id, **fields)))
@@ -183,7 +185,9 @@ class Bench:
 
     async def all_events(self) -> list[EventRow]:
         """Every event of every shard, in each shard's order."""
-        return [e for s in await self.store.event_shards() for e in await self.store.events(s.name, s.first - 1, 1_000_000)]
+        return [
+            e for s in await self.store.event_shards() for e in await self.store.events(s.name, s.first - 1, 1_000_000)
+        ]
 
     async def all_tasks(self, **filter: Any) -> list[Record]:
         tasks: list[Record] = []
@@ -258,6 +262,7 @@ class Bench:
         self.store = self._reopen(self.store, self.clock)
 
     async def close(self) -> None:
+        self.closed = True
         for store in [*self._left, self.store]:
             await store.close()
 

@@ -80,7 +80,7 @@ def run_case(case: Case, make_storage: Factory, reopen: Reopen | None = None) ->
         bench = Bench(make_storage(clock), clock, reopen)
         try:
             await case.body(bench)
-            if "closes" not in case.name:
+            if not bench.closed:
                 await bench.verify()
         finally:
             await bench.close()
@@ -91,7 +91,7 @@ def run_case(case: Case, make_storage: Factory, reopen: Reopen | None = None) ->
 def _load() -> None:
     """Import the cases; under pytest with its detailed assertion messages."""
     if _CASES_PACKAGE not in sys.modules and "pytest" in sys.modules:
-        sys.modules["pytest"].register_assert_rewrite(_CASES_PACKAGE, "omniq.testing.bench")
+        sys.modules["pytest"].register_assert_rewrite(_CASES_PACKAGE)
     package = importlib.import_module(_CASES_PACKAGE)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{_CASES_PACKAGE}.{module.name}")

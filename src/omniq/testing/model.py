@@ -1,0 +1,333 @@
+"""The driver contract as plain dictionaries and lists: slow, small, and what drivers are compared with.
+
+Written from the contract alone and sharing no code with any driver. It leaves out what only a large store shows
+(cascades over a thousand tasks, purging) and what stands beside the states (events, payloads, workers).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from omniq import errors
+from omniq import operations as ops
+from omniq.models import State
+
+
+@dataclasses.dataclass
+class Task:
+    """What the contract knows about a task; `waits` are the blockers that have not ended."""
+
+    op: ops.Enqueue
+    queue: str
+    due: int
+    seq: int
+    eta: int | None
+    dead_queue: str | None
+    state: State = State.READY
+    attempts: int = 0
+    token: str | None = None
+    lease_until: int = 0
+    ended_by: str | None = None
+    cancel: bool = False
+    returned: bool = False
+    waits: set[str] = dataclasses.field(default_factory=set[str])
+
+
+class No(Exception):
+    """The transaction is refused with this error."""
+
+    def __init__(self, kind: type[errors.Refused]) -> None:
+        self.kind = kind
+
+
+class Model:
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.results: dict[str, State] = {}
+        self.keys: dict[tuple[str, str], tuple[str, str, int]] = {}  # task id, fingerprint, end of life
+        self.limits: dict[tuple[str, str], int] = {}
+        self.lanes: dict[str, list[str]] = {}  # open lanes of a queue, the one that opened first in front
+        self.turns: dict[str, bool] = {}  # True: groups are next
+        self.paused: set[str] = set()
+        self.seq = 0
+
+    def run(self, transaction: Sequence[ops.Operation], now: int) -> list[ops.Outcome] | type[errors.Refused]:
+        """Everything but Reserve: all of it, or the error and no change."""
+        before = copy.deepcopy(self.__dict__)
+        try:
+            return [getattr(self, type(op).__name__.lower())(op, now) for op in transaction]
+        except No as no:
+            self.__dict__.update(before)
+            return no.kind
+
+    # -- lanes and order ---------------------------------------------------------------------------
+
+    def move(self, task: Task, state: State) -> None:
+        task.state = state
+        if state is not State.RUNNING:
+            task.token = None
+        self.look_at_lane(task.queue, task.op.group)
+
+    def members(self, queue: str, group: str | None, state: State) -> list[Task]:
+        return [t for t in self.tasks.values() if (t.queue, t.op.group, t.state) == (queue, group, state)]
+
+    def look_at_lane(self, queue: str, group: str | None) -> None:
+        if group is None:
+            return
+        lanes, limit = self.lanes.setdefault(queue, []), self.limits.get((queue, group), 1)
+        is_open = (
+            bool(self.members(queue, group, State.READY)) and len(self.members(queue, group, State.RUNNING)) < limit
+        )
+        if is_open and group not in lanes:
+            lanes.append(group)
+        elif not is_open and group in lanes:
+            lanes.remove(group)
+
+    def place(self, task: Task, now: int) -> None:
+        self.move(task, State.SCHEDULED if task.due > now else State.READY)
+
+    def candidates(self, queue: str) -> list[Task]:
+        """Who may be granted next: one task, or any of those that were returned to their lane."""
+        grouped = self.lanes.get(queue, [])[:1]
+        sides: list[str | None] = [*grouped, None] if self.turns.get(queue, True) else [None, *grouped]
+        for group in sides:
+            ready = sorted(self.members(queue, group, State.READY), key=lambda t: (not t.returned, t.due, t.seq))
+            if ready:
+                return [t for t in ready if t.returned] or ready[:1]
+        return []
+
+    def promote(self, queue: str, now: int) -> int:
+        due = [t for t in self.tasks.values() if t.queue == queue and t.state is State.SCHEDULED and t.due <= now]
+        for task in sorted(due, key=lambda t: (t.due, t.seq)):
+            self.move(task, State.READY)
+        return len(due)
+
+    def reserve(self, op: ops.Reserve, now: int, taken: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Follow a driver's grants: a complaint for each one that was not allowed, and the queues that were paused."""
+        wrong: list[str] = []
+        left, picks = op.limit, list(taken)
+        for queue in op.queues:
+            if queue in self.paused or not left:
+                continue
+            self.promote(queue, now)
+            while left and (allowed := self.candidates(queue)):
+                pick = picks.pop(0) if picks else None
+                task = next((t for t in allowed if t.op.id == pick), allowed[0])
+                if task.op.id != pick:
+                    wrong.append(f"granted {pick}, not one of {[t.op.id for t in allowed]}")
+                self.grant(task, op, now)
+                left -= 1
+        return wrong + [f"granted {pick}, which nobody could have" for pick in picks], [
+            q for q in op.queues if q in self.paused
+        ]
+
+    def grant(self, task: Task, op: ops.Reserve, now: int) -> None:
+        task.attempts, task.returned, task.token = task.attempts + 1, False, op.token
+        task.lease_until = now + (op.lease_us or task.op.lease_us or 30_000_000)
+        self.move(task, State.RUNNING)
+        lanes = self.lanes.get(task.queue, [])
+        if task.op.group in lanes:
+            lanes.append(lanes.pop(lanes.index(task.op.group)))
+        self.turns[task.queue] = not self.turns.get(task.queue, True)
+
+    def next_at(self, queues: Iterable[str]) -> int | None:
+        mine = [t for t in self.tasks.values() if t.queue in queues]
+        moments = [t.due for t in mine if t.state is State.SCHEDULED]
+        return min(moments + [t.lease_until for t in mine if t.state is State.RUNNING], default=None)
+
+    def set_group_limit(self, queue: str, group: str, limit: int) -> None:
+        self.limits[queue, group] = limit
+        self.look_at_lane(queue, group)
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def find(self, op: ops.OnTask) -> Task:
+        task = self.tasks.get(op.id)
+        if task is None or task.queue != op.queue:
+            raise No(errors.TaskNotFound)
+        return task
+
+    def held(self, op: Any, now: int) -> Task:
+        task = self.find(op)
+        if task.state is not State.RUNNING:
+            raise No(errors.NotActive)
+        if getattr(op, "lost", None):
+            if task.token != op.token:
+                raise No(errors.TokenMismatch)
+            if op.lost == "expired" and task.lease_until > now:
+                raise No(errors.LeaseHeld)
+            return task
+        if task.lease_until <= now and not op.late:
+            raise No(errors.LeaseExpired)
+        if task.token != op.token:
+            raise No(errors.TokenMismatch)
+        return task
+
+    def already(self, op: ops.Held, *states: State) -> Task | None:
+        task = self.tasks.get(op.id)
+        if task is None or task.queue != op.queue or getattr(op, "lost", None):
+            return None
+        return task if task.state in states and task.ended_by == op.token else None
+
+    # -- operations --------------------------------------------------------------------------------
+
+    def enqueue(self, op: ops.Enqueue, now: int) -> ops.Outcome:
+        if op.idempotency_key is not None and (op.queue, op.idempotency_key) in self.keys:
+            first, fingerprint, end = self.keys[op.queue, op.idempotency_key]
+            there = self.tasks.get(first)
+            if end > now or (there is not None and not there.state.final):
+                if fingerprint != op.fingerprint:
+                    raise No(errors.IdempotencyConflict)
+                return ops.Enqueued(id=first, existed=True, state=there.state if there else State.DONE)
+        if op.id in self.tasks:
+            if op.on_conflict != "return" and self.tasks[op.id].op.fingerprint != op.fingerprint:
+                raise No(errors.DuplicateId)
+            return ops.Enqueued(id=op.id, existed=True, state=self.tasks[op.id].state)
+        self.seq += 1
+        due = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
+        task = Task(op, op.queue, due, self.seq, due if op.delay_us else op.eta_us, op.dead_queue)
+        blockers = {b.id: self.tasks[b.id].state for b in op.blocked_by if b.id in self.tasks}
+        dies = op.dead_blockers == "fail" and not {State.DEAD, State.CANCELLED}.isdisjoint(blockers.values())
+        task.waits = {i for i, state in blockers.items() if not state.final}
+        self.tasks[op.id] = task
+        if op.group is not None and op.group_limit > 0:
+            self.limits.setdefault((op.queue, op.group), op.group_limit)
+        if op.idempotency_key is not None:
+            self.keys[op.queue, op.idempotency_key] = (op.id, op.fingerprint, now + op.key_ttl_us)
+        if dies:
+            self.die(task, None, now)
+        elif task.waits:
+            self.move(task, State.BLOCKED)
+        else:
+            self.place(task, now)
+        return ops.Enqueued(id=op.id, existed=False, state=task.state)
+
+    def ack(self, op: ops.Ack, now: int) -> ops.Outcome:
+        if self.already(op, State.DONE):
+            return ops.Acked(state=State.DONE, already=True)
+        task = self.held(op, now)
+        self.end(task, State.DONE, op.token, None if task.cancel else op.again_us)
+        for other in self.dependents(op.id):
+            other.waits.discard(op.id)
+            if not other.waits:
+                other.due = max(other.eta or 0, now)
+                self.place(other, now)
+        return ops.Acked(state=task.state)
+
+    def retry(self, op: ops.Retry, now: int) -> ops.Outcome:
+        task = self.held(op, now)
+        task.attempts = task.attempts if op.attempts is None else op.attempts
+        if task.cancel:
+            self.stop(task, op.token, now)
+        elif op.delay_us is None and op.due_us is None:
+            task.returned = True
+            self.move(task, State.READY)
+        else:
+            task.due = op.due_us if op.due_us is not None else now + (op.delay_us or 0)
+            self.place(task, now)
+        return ops.Retried(due_us=task.due, state=task.state)
+
+    def fail(self, op: ops.Fail, now: int) -> ops.Outcome:
+        if ended := self.already(op, State.DONE, State.DEAD):
+            return ops.Failed(queue=ended.queue, state=ended.state, already=True)
+        task = self.held(op, now)
+        self.die(task, op.token, now, None if task.cancel else op.again_us)
+        return ops.Failed(queue=task.queue, state=task.state)
+
+    def release(self, op: ops.Release, now: int) -> ops.Outcome:
+        task = self.held(op, now)
+        task.attempts = max(task.attempts - 1, 0)
+        if task.cancel:
+            self.stop(task, op.token, now)
+        else:
+            task.returned = True
+            self.move(task, State.READY)
+        return ops.Released(state=task.state)
+
+    def extend(self, op: ops.Extend, now: int) -> ops.Outcome:
+        task = self.held(op, now)
+        task.lease_until = max(task.lease_until, now + (op.lease_us or task.op.lease_us or 30_000_000))
+        return ops.Extended(lease_until_us=task.lease_until, cancel_requested=task.cancel)
+
+    def cancel(self, op: ops.Cancel, now: int) -> ops.Outcome:
+        task = self.held(op, now) if op.lost else self.find(op)
+        if task.state is State.RUNNING and op.token is None:
+            task.cancel = True
+        elif task.state is State.RUNNING and task.token != op.token:
+            raise No(errors.TokenMismatch)
+        elif task.state.waiting and op.token is not None:
+            raise No(errors.NotActive)
+        elif not task.state.final:
+            self.stop(task, op.token, now)
+        return ops.Cancelled(state=task.state)
+
+    def reschedule(self, op: ops.Reschedule, now: int) -> ops.Outcome:
+        task = self.find(op)
+        if not task.state.waiting:
+            raise No(errors.NotWaiting)
+        task.due = task.eta = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
+        task.returned = False
+        if task.state is not State.BLOCKED:
+            self.place(task, now)
+        return ops.Rescheduled(due_us=task.due)
+
+    def requeue(self, op: ops.Requeue, now: int) -> ops.Outcome:
+        task = self.find(op)
+        if task.state is not State.DEAD:
+            raise No(errors.NotDead)
+        task.due = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
+        task.eta = task.due if op.eta_us is not None or op.delay_us else None
+        task.cancel, task.ended_by, task.attempts = False, None, 0 if op.reset_attempts else task.attempts
+        self.results.pop(op.id, None)
+        self.place(task, now)
+        return ops.Requeued(state=task.state)
+
+    def remove(self, op: ops.Remove, now: int) -> ops.Outcome:
+        task = self.find(op)
+        if task.state is State.RUNNING or (op.if_state is not None and task.state is not op.if_state):
+            raise No(errors.NotWaiting)
+        del self.tasks[op.id]
+        self.look_at_lane(task.queue, task.op.group)
+        self.results.pop(op.id, None)
+        place = (task.queue, task.op.idempotency_key or "")
+        if place in self.keys and self.keys[place][0] == op.id:
+            del self.keys[place]
+        self.fail_dependents(op.id, now)
+        return ops.Removed()
+
+    # -- how a run ends ----------------------------------------------------------------------------
+
+    def end(self, task: Task, state: State, token: str | None, again: int | None) -> None:
+        task.ended_by = token
+        self.results[task.op.id] = state
+        if again is not None:
+            task.attempts, task.due, task.eta, state = 0, again, again, State.SCHEDULED
+        self.move(task, state)
+
+    def stop(self, task: Task, token: str | None, now: int) -> None:
+        task.waits = set()
+        self.end(task, State.CANCELLED, token, None)
+        self.fail_dependents(task.op.id, now)
+
+    def die(self, task: Task, token: str | None, now: int, again: int | None = None) -> None:
+        task.waits = set()
+        self.end(task, State.DEAD, token, again)
+        if again is None and task.dead_queue is not None:
+            limit = self.limits.get((task.queue, task.op.group or ""))
+            task.queue, task.dead_queue, task.attempts, task.due, task.eta = task.dead_queue, None, 0, now, None
+            task.returned, task.ended_by = False, None
+            if limit is not None:
+                self.limits.setdefault((task.queue, task.op.group or ""), limit)
+            self.move(task, State.READY)
+        self.fail_dependents(task.op.id, now)
+
+    def dependents(self, id: str) -> list[Task]:
+        return sorted((t for t in self.tasks.values() if id in t.waits), key=lambda t: t.seq)
+
+    def fail_dependents(self, id: str, now: int) -> None:
+        for other in self.dependents(id):
+            if id in other.waits:
+                self.die(other, None, now)
