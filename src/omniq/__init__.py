@@ -1,5 +1,82 @@
 """omniq: a job queue that is embedded in your script, durable by default."""
 
 from omniq._version import __version__
+from omniq.config import Settings, load_settings
+from omniq.context import TaskCancelled, TaskContext, current_task
+from omniq.core import AsyncOmniQ, OmniQ
+from omniq.errors import (
+    ConfigError,
+    DriverClosed,
+    DuplicateId,
+    IdempotencyConflict,
+    Invalid,
+    LeaseExpired,
+    NotActive,
+    OmniQError,
+    OutcomeUnknown,
+    Refused,
+    Retry,
+    SerializationError,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    TaskNotFound,
+    TokenMismatch,
+    Unrecoverable,
+)
+from omniq.middleware import Middleware
+from omniq.models import Event, Schedule, Task, TaskError, TaskResult, TaskStatus
+from omniq.queue import AsyncTaskQueue
+from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
+from omniq.storage.base import BaseStorage
+from omniq.storage.memory import MemoryStorage
+from omniq.storage.sqlite import SQLiteStorage
+from omniq.tasks import TaskFunction, task
+from omniq.worker import AsyncWorkerPool, WorkerPool
 
-__all__ = ["__version__"]
+__all__ = [
+    "AsyncOmniQ",
+    "AsyncTaskQueue",
+    "AsyncWorkerPool",
+    "BaseStorage",
+    "CloudpickleSerializer",
+    "ConfigError",
+    "DriverClosed",
+    "DuplicateId",
+    "Event",
+    "IdempotencyConflict",
+    "Invalid",
+    "LeaseExpired",
+    "MemoryStorage",
+    "Middleware",
+    "MsgspecSerializer",
+    "NotActive",
+    "OmniQ",
+    "OmniQError",
+    "OutcomeUnknown",
+    "Refused",
+    "Retry",
+    "SQLiteStorage",
+    "Schedule",
+    "SerializationError",
+    "Serializer",
+    "Settings",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
+    "Task",
+    "TaskCancelled",
+    "TaskContext",
+    "TaskError",
+    "TaskFunction",
+    "TaskNotFound",
+    "TaskResult",
+    "TaskStatus",
+    "TokenMismatch",
+    "Unrecoverable",
+    "WorkerPool",
+    "__version__",
+    "current_task",
+    "load_settings",
+    "task",
+]

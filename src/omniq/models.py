@@ -85,9 +85,13 @@ class TaskError(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, exc: BaseException) -> TaskError:
+        """The error of a run; the traceback begins in the task's own code."""
         import traceback
 
-        text = "".join(traceback.format_exception(exc))
+        frames = exc.__traceback__
+        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "omniq":
+            frames = frames.tb_next
+        text = "" if frames is None else "".join(traceback.format_exception(type(exc), exc, frames))
         return cls(type(exc).__name__, str(exc), text).cut()
 
     def cut(self) -> TaskError:

@@ -282,6 +282,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     origin: str | None = None
     run_id: str | None = None
     ids: tuple[str, ...] = ()
+    min_attempts: int = 0
     created_from_us: int | None = None
     created_to_us: int | None = None
     finished_from_us: int | None = None
@@ -299,6 +300,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.origin is None or task.origin == self.origin)
             and (self.run_id is None or task.run_id == self.run_id)
             and (not self.ids or task.id in self.ids)
+            and task.attempts >= self.min_attempts
             and _within(task.created_at_us, self.created_from_us, self.created_to_us)
             and _within(task.finished_at_us, self.finished_from_us, self.finished_to_us)
             and (not self.error_contains or self.error_contains in _error_text(task.last_error))

@@ -2,10 +2,10 @@
 
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from omniq.testing.stateful import driver_machine
 
 from omniq.storage.memory import MemoryStorage
 from omniq.testing import FakeClock, conformance
+from omniq.testing.stateful import driver_machine
 
 
 def make_storage(clock: FakeClock) -> MemoryStorage:
@@ -19,6 +19,6 @@ def test_the_reference_model_agrees() -> None:
     run_state_machine_as_test(
         driver_machine(make_storage),
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -67,6 +67,6 @@ def test_the_reference_model_agrees() -> None:
     run_state_machine_as_test(
         driver_machine(make_storage),
         settings=settings(
-            max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

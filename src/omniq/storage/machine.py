@@ -199,7 +199,18 @@ class Machine:
                 if keys.setdefault((op.queue, op.idempotency_key), op.fingerprint) != op.fingerprint:
                     return IdempotencyConflict(f"idempotency key {op.idempotency_key!r} twice in a transaction, with two bodies")
             found.append(known)
-        return [k if isinstance(k, Outcome) else self._writes[type(op)](op, k, now_us) for op, k in zip(transaction, found, strict=True)]
+        states = [k.state if isinstance(k, Record) else None for k in found]
+        return [self._write(op, k, s, now_us) for op, k, s in zip(transaction, found, states, strict=True)]
+
+    def _write(self, op: Operation, known: Any, checked: State | None, now_us: int) -> Outcome:
+        if isinstance(known, Outcome):
+            return known
+        if checked is not None and known.state is not checked:  # it fell with a blocker that ended in this very transaction
+            if isinstance(op, Cancel):
+                return Cancelled(state=known.state)
+            if isinstance(op, Reschedule):
+                return Rescheduled(due_us=known.due_us)
+        return self._writes[type(op)](op, known, now_us)
 
     # -- enqueue -----------------------------------------------------------------------------------
 

@@ -83,7 +83,6 @@ class SQLiteStorage(BaseStorage):
         self._opening = threading.Lock()
         self._writer: Writer | None = None
         self._reader: aiosqlite.Connection | None = None
-        self._reader_lock: asyncio.Lock | None = None
         self._pid = os.getpid()
         self._closed = False
         self._locks = None if self.in_memory else WorkerLocks(Path(f"{self.path}-locks"))
@@ -111,7 +110,7 @@ class SQLiteStorage(BaseStorage):
                 raise DriverClosed(f"the storage {self.path} was closed; make a new one")
             if self._writer is None or self._pid != os.getpid():  # a forked child must not touch its parent's connection
                 if self._pid != os.getpid():
-                    self._reader = self._reader_lock = None
+                    self._reader = None
                 self._prepare_folder()
                 self._writer = Writer(self.path, self._durability, self.events_on, self.waiters)
                 self._pid = os.getpid()
@@ -202,18 +201,21 @@ class SQLiteStorage(BaseStorage):
 
     async def _open_reader(self) -> aiosqlite.Connection:
         self._writing()
-        lock = self._reader_lock = self._reader_lock or asyncio.Lock()
-        async with lock:
-            if self._reader is None:
-                connecting = aiosqlite.connect(self.path, isolation_level=None)
-                thread = getattr(connecting, "_thread", None)
-                if thread is not None:
-                    thread.daemon = True  # a script that forgets close() must still be able to end
-                reader = await connecting
-                await reader.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-                await reader.execute("PRAGMA query_only = ON")
+        connecting = aiosqlite.connect(self.path, isolation_level=None)
+        thread = getattr(connecting, "_thread", None)
+        if thread is not None:
+            thread.daemon = True  # a script that forgets close() must still be able to end
+        reader = await connecting
+        await reader.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        await reader.execute("PRAGMA query_only = ON")
+        with self._opening:
+            if self._reader is None and not self._closed:
                 self._reader = reader
-            return self._reader
+                return reader
+        await reader.close()  # another caller was faster
+        if self._closed:
+            raise DriverClosed(f"the storage {self.path} was closed; make a new one")
+        return cast(aiosqlite.Connection, self._reader)
 
     # -- waiting and liveness ----------------------------------------------------------------------
 
@@ -428,6 +430,7 @@ def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:
     add("worker = ?", filter.worker)
     add("origin = ?", filter.origin)
     add("run_id = ?", filter.run_id)
+    add("attempts >= ?", filter.min_attempts or None)
     add("created_at >= ?", filter.created_from_us)
     add("created_at < ?", filter.created_to_us)
     add("finished_at >= ?", filter.finished_from_us)

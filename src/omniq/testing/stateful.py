@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from omniq.errors import Refused
 from omniq.models import Blocker, Record, State
@@ -38,9 +38,10 @@ from omniq.testing.model import Model
 S = 1_000_000
 QUEUES = ("default", "mail")
 WRONG = "0" * 32
+Target = TypeVar("Target", bound=OnTask)
 
-picks = st.integers(0, 1000)
-rights = st.integers(0, 4)  # 0: a wrong token
+numbers = st.integers(0, 1000)
+rights = st.integers(0, 9)  # 0: a wrong token
 queues = st.sampled_from(QUEUES)
 groups = st.sampled_from(["g", "h"])
 delays = st.sampled_from([0, 1000, S, 5 * S, 60 * S])
@@ -53,12 +54,10 @@ grouped = st.one_of(
     st.just(dict[str, Any]()),
     st.fixed_dictionaries({"group": groups, "group_limit": st.integers(0, 3)}),
 )
-keyed = st.one_of(
-    st.just(dict[str, Any]()),
-    st.fixed_dictionaries(
-        {"idempotency_key": st.sampled_from(["k", "l"]), "key_ttl_us": st.sampled_from([S, 3600 * S])}
-    ),
-)
+keys = {"idempotency_key": st.sampled_from(["k", "l"]), "key_ttl_us": st.sampled_from([S, 3600 * S])}
+keyed = st.one_of(st.just(dict[str, Any]()), st.fixed_dictionaries(keys))
+ends = st.sampled_from([Ack, Retry, Fail, Release])
+orders = st.sampled_from([("default",), ("mail",), ("dead",), ("mail", "default", "dead")])
 extras = st.fixed_dictionaries(
     {},
     optional={
@@ -71,6 +70,11 @@ extras = st.fixed_dictionaries(
         "fingerprint": st.just("other"),
     },
 )
+
+
+def has(state: State) -> Callable[[Any], bool]:
+    """A rule's precondition: some task is in this state."""
+    return lambda machine: any(t.state is state for t in cast(DriverMachine, machine).model.tasks.values())
 
 
 class DriverMachine(RuleBasedStateMachine):
@@ -105,62 +109,73 @@ class DriverMachine(RuleBasedStateMachine):
         found = type(answer) if isinstance(answer, Refused) else answer
         assert found == expected, f"{operations}: the storage says {answer!r}, the model {expected!r}"
 
-    def on(self, kind: type[OnTask], pick: int, **fields: Any) -> OnTask:
-        """An operation on some task, or on one that is not there."""
-        ids = [*self.model.tasks, "unknown"]
-        id = ids[pick % len(ids)]
-        task = self.model.tasks.get(id)
-        given: dict[str, Any] = {"queue": task.queue if task else "default", "id": id}
-        if issubclass(kind, Held):
-            given |= {"token": self.token(id, fields.pop("right", True)), "late": fields.pop("late", False)}
-        return kind(**(given | fields))
+    def pick(self, number: int, *states: State) -> str:
+        """The id of some task in one of these states; without states, of any task, or one that is not there."""
+        ids = [i for i, t in self.model.tasks.items() if not states or t.state in states]
+        ids += [] if states else ["unknown"]
+        return ids[number % len(ids)]
 
-    def token(self, id: str, right: bool) -> str:
+    def on(self, kind: type[Target], id: str, **fields: Any) -> Target:
         task = self.model.tasks.get(id)
-        if task is None or not right:
-            return WRONG
-        return task.token or self.old_tokens.get(id, WRONG)
+        return kind(**({"queue": task.queue if task else "default", "id": id} | fields))
 
-    def held(self, pick: int) -> int:
-        """A running task, mostly: so that holders have something to do."""
-        ids = list(self.model.tasks)
-        running = [n for n, id in enumerate(ids) if self.model.tasks[id].state is State.RUNNING]
-        return running[pick % len(running)] if running and pick % 5 else pick
+    def token(self, id: str, right: int) -> str:
+        """The task's token, or the last one it had; with `right` 0, another one."""
+        task = self.model.tasks.get(id)
+        return ((task.token if task else None) or self.old_tokens.get(id, WRONG)) if right else WRONG
+
+    def held(self, kind: type[Target], number: int, right: int, **fields: Any) -> Target:
+        id = self.pick(number, State.RUNNING)
+        return self.on(kind, id, token=self.token(id, right), **fields)
+
+    def tick(self, number: int) -> int | None:
+        """The next run of an interval task."""
+        task = self.runner.run(self.store.get(self.pick(number, State.RUNNING)))
+        return None if task is None else next_run(task, self.clock())
 
     def moment(self, given: dict[str, int]) -> dict[str, int]:
         return {name: us + self.clock() if name == "eta_us" else us for name, us in given.items()}
 
-    # -- rules -------------------------------------------------------------------------------------
-
     def new(self, id: str, queue: str, time: dict[str, int], after: list[int], *fields: dict[str, Any]) -> Enqueue:
-        ids = [*self.model.tasks, "unknown"]
-        blockers = dict.fromkeys(ids[n % len(ids)] for n in after)
+        blockers = dict.fromkeys(self.pick(n) for n in after)
         blocked = tuple(Blocker(i, t.queue if (t := self.model.tasks.get(i)) else queue) for i in blockers if i != id)
         given: dict[str, Any] = {"id": id, "name": "job", "queue": queue, "blocked_by": blocked} | self.moment(time)
         for more in fields:
             given |= more
         return Enqueue(**given)
 
-    @rule(queue=queues, time=times, after=st.lists(picks, max_size=2), group=grouped, key=keyed, extra=extras)
+    def next_id(self) -> str:
+        return f"t{next(self.numbers)}"
+
+    # -- enqueue and reserve -----------------------------------------------------------------------
+
+    @initialize(tasks=st.lists(st.tuples(queues, grouped, extras), min_size=3, max_size=12))
+    def begin(self, tasks: list[tuple[str, Any, Any]]) -> None:
+        for queue, group, extra in tasks:
+            self.both(self.new(self.next_id(), queue, {}, [], group, extra))
+
+    @rule(queue=queues, time=times, after=st.lists(numbers, max_size=2), group=grouped, key=keyed, extra=extras)
     def enqueue(self, queue: str, time: dict[str, int], after: list[int], group: Any, key: Any, extra: Any) -> None:
-        self.both(self.new(f"t{next(self.numbers)}", queue, time, after, group, key, extra))
+        self.both(self.new(self.next_id(), queue, time, after, group, key, extra))
 
-    @rule(queue=queues, group=grouped)
-    def enqueue_plain(self, queue: str, group: Any) -> None:
-        self.both(self.new(f"t{next(self.numbers)}", queue, {}, [], group))
+    @rule(queue=queues, group=grouped, extra=extras)
+    def enqueue_chain(self, queue: str, group: Any, extra: Any) -> None:
+        first = self.new(self.next_id(), queue, {}, [], group)
+        self.both(first)
+        for _ in range(2):
+            last = [*self.model.tasks][-1]
+            self.both(self.new(self.next_id(), queue, {}, [[*self.model.tasks].index(last)], group, extra))
 
-    @precondition(lambda self: bool(cast(DriverMachine, self).model.tasks))
-    @rule(pick=picks, queue=queues, time=times, group=grouped, extra=extras)
-    def enqueue_again(self, pick: int, queue: str, time: dict[str, int], group: Any, extra: Any) -> None:
-        ids = list(self.model.tasks)
-        self.both(self.new(ids[pick % len(ids)], queue, time, [], group, extra))
+    @rule(number=numbers, queue=queues, time=times, group=grouped, extra=extras)
+    def enqueue_again(self, number: int, queue: str, time: dict[str, int], group: Any, extra: Any) -> None:
+        self.both(self.new(self.pick(number), queue, time, [], group, extra))
 
-    @rule(
-        order=st.sampled_from([("default",), ("mail",), ("dead",), ("mail", "default", "dead")]),
-        limit=st.integers(1, 4),
-    )
-    def reserve(self, order: tuple[str, ...], limit: int) -> None:
-        op = Reserve(queues=order, limit=limit, token=f"{next(self.numbers):032x}")
+    @rule(order=orders, limit=st.integers(1, 6), lease=st.none() | st.just(2 * S))
+    def reserve(self, order: tuple[str, ...], limit: int, lease: int | None) -> None:
+        self.take(order, limit, lease)
+
+    def take(self, order: tuple[str, ...], limit: int, lease: int | None = None) -> list[str]:
+        op = Reserve(queues=order, limit=limit, token=f"{next(self.numbers):032x}", lease_us=lease)
         (reserved,) = self.apply(op)
         assert isinstance(reserved, Reserved)
         wrong, paused = self.model.reserve(op, self.clock(), [t.id for t in reserved.tasks])
@@ -168,111 +183,125 @@ class DriverMachine(RuleBasedStateMachine):
         assert list(reserved.paused) == paused
         assert reserved.next_at_us == self.model.next_at(order)
         self.old_tokens.update({t.id: op.token for t in reserved.tasks})
-
-    @rule(pick=picks, right=rights, late=st.booleans(), again=st.booleans())
-    def ack(self, pick: int, right: int, late: bool, again: bool) -> None:
-        op = self.on(Ack, self.held(pick), right=right > 0, late=late)
-        task = self.runner.run(self.store.get(op.id))
-        tick = next_run(task, self.clock()) if task is not None and again else None
-        self.both(Ack(**self.fields_of(op), again_us=tick))
-
-    @staticmethod
-    def fields_of(op: OnTask) -> dict[str, Any]:
-        return {"queue": op.queue, "id": op.id, "token": getattr(op, "token", None), "late": getattr(op, "late", False)}
+        return [t.id for t in reserved.tasks]
 
     @rule(
-        pick=picks,
-        right=rights,
-        late=st.booleans(),
-        delay=st.none() | delays,
-        attempts=st.none() | st.integers(0, 3),
+        order=orders,
+        ends=st.lists(st.sampled_from([Ack, Retry, Fail, Release]), min_size=1, max_size=6),
+        data=st.data(),
     )
-    def retry(self, pick: int, right: int, late: bool, delay: int | None, attempts: int | None) -> None:
-        self.both(self.on(Retry, self.held(pick), right=right > 0, late=late, delay_us=delay, attempts=attempts))
+    def work(self, order: tuple[str, ...], ends: list[type[Held]], data: st.DataObject) -> None:
+        """A worker's turn: take some tasks and end them, in another order."""
+        taken = self.take(order, len(ends))
+        for id, kind in zip(data.draw(st.permutations(taken)), ends, strict=False):
+            self.both(self.on(kind, id, token=self.token(id, 1)))
 
-    @rule(pick=picks, us=st.sampled_from([-S, 0, S]))
-    def retry_at(self, pick: int, us: int) -> None:
-        self.both(self.on(Retry, self.held(pick), late=True, due_us=self.clock() + us))
-
-    @rule(pick=picks, right=rights, late=st.booleans(), again=st.booleans())
-    def fail(self, pick: int, right: int, late: bool, again: bool) -> None:
-        op = self.on(Fail, self.held(pick), right=right > 0, late=late)
-        task = self.runner.run(self.store.get(op.id))
-        tick = next_run(task, self.clock()) if task is not None and again else None
-        self.both(Fail(**self.fields_of(op), again_us=tick))
-
-    @rule(pick=picks, right=rights, late=st.booleans())
-    def release(self, pick: int, right: int, late: bool) -> None:
-        self.both(self.on(Release, self.held(pick), right=right > 0, late=late))
-
-    @rule(pick=picks, right=rights, late=st.booleans(), lease=st.none() | st.sampled_from([S, 90 * S]))
-    def extend(self, pick: int, right: int, late: bool, lease: int | None) -> None:
-        self.both(self.on(Extend, self.held(pick), right=right > 0, late=late, lease_us=lease))
-
-    @rule(pick=picks, time=times, right=st.booleans())
-    def ack_and_enqueue(self, pick: int, time: dict[str, int], right: bool) -> None:
-        ack = self.on(Ack, self.held(pick), right=right, late=True)
-        self.both(self.new(f"t{next(self.numbers)}", "default", time, [pick], {"idempotency_key": "k"}), ack)
-
-    @rule(pick=picks)
-    def cancel(self, pick: int) -> None:
-        self.both(self.on(Cancel, pick))
-
-    @rule(pick=picks, right=st.booleans())
-    def cancel_by_holder(self, pick: int, right: bool) -> None:
-        op = self.on(Cancel, self.held(pick))
-        self.both(Cancel(queue=op.queue, id=op.id, token=self.token(op.id, right)))
-
-    @rule(pick=picks, time=times)
-    def reschedule(self, pick: int, time: dict[str, int]) -> None:
-        self.both(self.on(Reschedule, pick, **self.moment(time)))
-
-    @rule(pick=picks, time=times, reset=st.booleans())
-    def requeue(self, pick: int, time: dict[str, int], reset: bool) -> None:
-        dead = [n for n, t in enumerate(self.model.tasks.values()) if t.state is State.DEAD]
-        self.both(self.on(Requeue, dead[pick % len(dead)] if dead else pick, **self.moment(time), reset_attempts=reset))
-
-    @rule(pick=picks, if_state=st.none() | st.sampled_from([State.READY, State.DEAD]))
-    def remove(self, pick: int, if_state: State | None) -> None:
-        self.both(self.on(Remove, pick, if_state=if_state))
-
-    @rule(queue=queues)
-    def pause(self, queue: str) -> None:
+    @rule(queue=queues, limit=st.integers(1, 4))
+    def reserve_while_paused(self, queue: str, limit: int) -> None:
         self.runner.run(self.store.pause(queue))
         self.model.paused.add(queue)
-
-    @rule(queue=queues)
-    def resume(self, queue: str) -> None:
-        assert self.runner.run(self.store.resume(queue)) == (queue in self.model.paused)
+        self.take(("mail", "default", "dead"), limit)
+        assert self.runner.run(self.store.resume(queue))
         self.model.paused.discard(queue)
+
+    # -- the holder --------------------------------------------------------------------------------
+
+    @precondition(has(State.RUNNING))
+    @rule(number=numbers, right=rights, late=st.booleans(), again=st.booleans())
+    def ack(self, number: int, right: int, late: bool, again: bool) -> None:
+        self.both(self.held(Ack, number, right, late=late, again_us=self.tick(number) if again else None))
+
+    @precondition(has(State.RUNNING))
+    @rule(number=numbers, right=rights, late=st.booleans(), again=st.booleans())
+    def fail(self, number: int, right: int, late: bool, again: bool) -> None:
+        self.both(self.held(Fail, number, right, late=late, again_us=self.tick(number) if again else None))
+
+    @precondition(has(State.RUNNING))
+    @rule(number=numbers, right=rights, delay=st.none() | delays, attempts=st.none() | st.integers(0, 3))
+    def retry(self, number: int, right: int, delay: int | None, attempts: int | None) -> None:
+        self.both(self.held(Retry, number, right, late=True, delay_us=delay, attempts=attempts))
+
+    @precondition(has(State.RUNNING))
+    @rule(number=numbers, late=st.booleans(), us=st.sampled_from([-S, 0, S]))
+    def retry_at(self, number: int, late: bool, us: int) -> None:
+        self.both(self.held(Retry, number, 1, late=late, due_us=self.clock() + us))
+
+    @precondition(has(State.RUNNING))
+    @rule(number=numbers, right=rights, late=st.booleans())
+    def release(self, number: int, right: int, late: bool) -> None:
+        self.both(self.held(Release, number, right, late=late))
+
+    @precondition(has(State.RUNNING))
+    @rule(number=numbers, right=rights, late=st.booleans(), lease=st.none() | st.sampled_from([S, 90 * S]))
+    def extend(self, number: int, right: int, late: bool, lease: int | None) -> None:
+        self.both(self.held(Extend, number, right, late=late, lease_us=lease))
+
+    @precondition(has(State.RUNNING))
+    @rule(number=numbers, right=rights)
+    def cancel_and_say_so(self, number: int, right: int) -> None:
+        self.both(self.held(Cancel, number, right))
+
+    @precondition(has(State.RUNNING))
+    @rule(number=numbers, time=times, right=rights, group=grouped)
+    def ack_and_enqueue(self, number: int, time: dict[str, int], right: int, group: Any) -> None:
+        ack = self.held(Ack, number, right, late=True)
+        self.both(self.new(self.next_id(), "default", time, [number], group, {"idempotency_key": "k"}), ack)
+
+    @rule(number=numbers, kind=st.sampled_from([Ack, Retry, Fail, Release, Extend]), right=rights, late=st.booleans())
+    def speak_as_a_former_holder(self, number: int, kind: type[Held], right: int, late: bool) -> None:
+        id = self.pick(number)
+        self.both(self.on(kind, id, token=self.old_tokens.get(id, WRONG) if right else WRONG, late=late))
+
+    # -- anybody -----------------------------------------------------------------------------------
+
+    @rule(number=numbers)
+    def cancel(self, number: int) -> None:
+        self.both(self.on(Cancel, self.pick(number)))
+
+    @rule(number=numbers, time=times)
+    def reschedule(self, number: int, time: dict[str, int]) -> None:
+        self.both(self.on(Reschedule, self.pick(number), **self.moment(time)))
+
+    @precondition(has(State.DEAD))
+    @rule(number=numbers, time=times, reset=st.booleans())
+    def requeue(self, number: int, time: dict[str, int], reset: bool) -> None:
+        id = self.pick(number, State.DEAD)
+        self.both(self.on(Requeue, id, **self.moment(time), reset_attempts=reset))
+
+    @rule(number=numbers)
+    def requeue_anything(self, number: int) -> None:
+        self.both(self.on(Requeue, self.pick(number)))
+
+    @rule(number=numbers, if_state=st.none() | st.sampled_from([State.READY, State.DEAD]))
+    def remove(self, number: int, if_state: State | None) -> None:
+        self.both(self.on(Remove, self.pick(number), if_state=if_state))
 
     @rule(queue=queues, group=groups, limit=st.integers(1, 3))
     def set_group_limit(self, queue: str, group: str, limit: int) -> None:
         self.runner.run(self.store.set_group_limit(queue, group, limit))
         self.model.set_group_limit(queue, group, limit)
 
+    # -- time --------------------------------------------------------------------------------------
+
     @rule(queue=queues)
     def promote(self, queue: str) -> None:
-        assert self.runner.run(self.store.promote(queue, now_us=self.clock())) == self.model.promote(
-            queue, self.clock()
-        )
+        now = self.clock()
+        assert self.runner.run(self.store.promote(queue, now_us=now)) == self.model.promote(queue, now)
 
-    @rule(seconds=st.sampled_from([0.001, 1, 5, 29.999, 30, 3600]))
+    @rule(seconds=st.sampled_from([0.001, 1, 2, 5, 29.999, 30, 3600]))
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    @rule()
-    def reclaim(self) -> None:
+    @rule(seconds=st.sampled_from([0, 2, 30]))
+    def reclaim(self, seconds: float) -> None:
+        self.clock.advance(seconds)
         now = self.clock()
         leases = self.runner.run(self.store.expired(now))
         running = [i for i, t in self.model.tasks.items() if t.state is State.RUNNING and t.lease_until <= now]
         assert sorted(x.record.id for x in leases) == sorted(running)
         for lease in leases:
             self.both(after_loss(lease, now, 0.0))
-
-    @rule()
-    def sweep(self) -> None:
-        assert self.runner.run(self.store.sweep(self.clock())) == 0
+        assert self.runner.run(self.store.sweep(now)) == 0
 
     # -- what must be equal at all times -----------------------------------------------------------
 

@@ -1,0 +1,333 @@
+"""`AsyncTaskQueue`: the semantics of tasks over any store. Doors speak to it, drivers know nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from msgspec import UNSET
+
+from omniq.config import Settings
+from omniq.errors import Invalid, Refused, TaskNotFound
+from omniq.models import (
+    Blocker,
+    Event,
+    Record,
+    State,
+    Task,
+    TaskError,
+    TaskResult,
+    check_queue,
+    check_text,
+    duration_us,
+    new_id,
+    to_us,
+)
+from omniq.operations import Ack, Cancel, Cancelled, Enqueue, Enqueued, Fail, Filter, Operation, QueueCounts, Requeue, Retry
+from omniq.policy import after_failure, next_run, parse_backoff
+from omniq.serialization import Serializer, make_serializer
+from omniq.storage.base import BaseStorage
+from omniq.tasks import Callee, Options, callee
+from omniq.translate import encode_call, event_of, fingerprint, result_of, task_of
+
+ROWS_PER_TRANSACTION = 1000
+Row = Sequence[Any] | dict[str, Any]
+
+
+class AsyncTaskQueue:
+    """Enqueues, ends, retries, cancels and finds tasks by one policy, whatever the store."""
+
+    def __init__(self, storage: BaseStorage, settings: Settings | None = None) -> None:
+        self.storage = storage
+        self.settings = settings or Settings()
+        self.serializer: Serializer = make_serializer(self.settings.serializer)
+        self._retry_policy = self.settings.backoff
+        self._lease_us = duration_us(self.settings.lease, "lease")
+        self._timeout_us = None if self.settings.default_timeout is None else duration_us(self.settings.default_timeout, "timeout")
+        self._ttl_us = duration_us(self.settings.result_ttl_seconds, "result_ttl", zero=True)
+        self._key_ttl_us = duration_us(self.settings.idempotency_ttl, "idempotency_ttl")
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def template(self, func: Callee, options: Options) -> Callable[[Sequence[Any], dict[str, Any]], Enqueue]:
+        """What all calls of one function with one set of options share, checked once; the rest per call."""
+        options = options.over(func.options)
+        eta, interval = options.eta, options.interval
+        if options.schedule is not UNSET:
+            eta, interval = options.schedule.eta, options.schedule.interval
+        eta_us = delay_us = None
+        if isinstance(eta, timedelta):
+            delay_us = duration_us(eta, "eta", zero=True)
+        elif eta is not UNSET and eta is not None:
+            if not isinstance(eta, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise Invalid(f"eta must be a datetime with a time zone or a timedelta, not {eta!r}")
+            eta_us = to_us(eta)
+        retries = _set(options.max_retries, self.settings.default_max_retries)
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"max_retries must be a whole number of at least 0, not {retries!r}")
+        group_limit = _set(options.group_limit, 0)
+        if options.group_limit is not UNSET and (isinstance(group_limit, bool) or group_limit < 1):
+            raise Invalid(f"group_limit must be at least 1, not {group_limit!r}")
+        blocked_by = _set(options.blocked_by, ())
+        if isinstance(blocked_by, str):
+            raise Invalid(f"blocked_by is a list of task ids, not the text {blocked_by!r}")
+        backoff = _set(options.backoff, self._retry_policy)
+        parse_backoff(backoff)
+        queue = _set(options.queue, self.settings.default_queue)
+        check_queue(queue)
+        key = _optional(options.idempotency_key)
+        if key is not None:
+            check_text(key, "idempotency_key")
+        timeout_us = _duration(options.timeout, "timeout", self._timeout_us)
+        fixed: dict[str, Any] = {
+            "name": func.name,
+            "queue": queue,
+            "encoding": self.serializer.name,
+            "headers": _set(options.headers, None),
+            "eta_us": eta_us,
+            "delay_us": delay_us,
+            "timeout_us": timeout_us,
+            "lease_us": _duration(options.lease, "lease", self._lease_us),
+            "interval_us": _duration(interval, "interval", None),
+            "result_ttl_us": _duration(options.result_ttl, "result_ttl", self._ttl_us, zero=True),
+            "max_attempts": retries + 1,
+            "backoff": backoff,
+            "group": _optional(options.group),
+            "group_limit": group_limit,
+            "dead_queue": _optional(options.dead_queue),
+            "blocked_by": tuple(Blocker(b) for b in blocked_by),
+            "idempotency_key": key,
+            "key_ttl_us": self._key_ttl_us,
+        }
+        own_id = _set(options.task_id, None)
+        # The body of a task: what a second enqueue under the same id or key must repeat. Where nothing can repeat, no hash.
+        body = (func.name, eta_us, delay_us, fixed["interval_us"], timeout_us, retries, fixed["group"], fixed["dead_queue"])
+        wants_hash = key is not None or own_id is not None
+        serializer = self.serializer
+
+        def make(args: Sequence[Any], kwargs: dict[str, Any]) -> Enqueue:
+            func.check(args, kwargs)
+            payload = encode_call(args, kwargs, serializer)
+            mark = fingerprint(payload, *body) if wants_hash else ""
+            return Enqueue(id=own_id or new_id(), payload=payload, fingerprint=mark, **fixed)
+
+        return make
+
+    async def enqueue(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> str:
+        """Store one call; the id of the task, or of the first one with the same idempotency key."""
+        op = self.template(callee(func), options)(args, kwargs)
+        return cast(Enqueued, (await self.apply_one(op))).id
+
+    async def enqueue_many(self, func: Any, rows: Iterable[Row], options: Options) -> list[str]:
+        """Store a call per row, a tuple of positional or a dict of keyword arguments; their ids, in order."""
+        if options.task_id is not UNSET or options.idempotency_key is not UNSET:
+            raise Invalid("enqueue_many makes many tasks: an id or an idempotency key belongs to one")
+        make = self.template(callee(func), options)
+        ids: list[str] = []
+        chunk: list[Enqueue] = []
+        pending: asyncio.Future[None] | None = None
+        try:
+            for row in rows:
+                chunk.append(_make_row(make, row))
+                if len(chunk) == ROWS_PER_TRANSACTION:
+                    if pending is not None:
+                        await pending
+                    pending = asyncio.ensure_future(self._store(chunk))  # the next chunk is made while this one is stored
+                    ids += [op.id for op in chunk]
+                    chunk = []
+                    await asyncio.sleep(0)
+        finally:
+            if pending is not None:
+                await pending
+        if chunk:
+            await self._store(chunk)
+            ids += [op.id for op in chunk]
+        return ids
+
+    async def _store(self, chunk: list[Enqueue]) -> None:
+        (answer,) = await self.storage.apply([tuple(chunk)])
+        if isinstance(answer, Refused):
+            raise answer
+
+    def batch(self) -> Batch:
+        return Batch(self)
+
+    # -- how a run ends (decisions: policy.py) -----------------------------------------------------
+
+    def succeeded(self, task: Record, result: bytes, ran_us: int) -> Ack:
+        again = next_run(task, self.storage.clock()) if task.interval_us else None
+        return Ack(
+            queue=task.queue,
+            id=task.id,
+            token=cast(str, task.token),
+            late=True,
+            result=result,
+            encoding=self.serializer.name,
+            ran_us=ran_us,
+            again_us=again,
+        )
+
+    def failed(
+        self, task: Record, error: TaskError, ran_us: int, *, after: float | None = None, final: bool = False
+    ) -> Retry | Fail:
+        after_us = None if after is None else round(after * 1e6)
+        now = self.storage.clock()
+        return after_failure(task, error, now, random.random(), after_us=after_us, final=final, ran_us=ran_us)  # noqa: S311
+
+    # -- steering one task -------------------------------------------------------------------------
+
+    async def cancel(self, task_id: str) -> bool:
+        """End a waiting task, or ask a running one to end. False for one that has ended or never was."""
+        for _ in range(3):  # it may move to its dead queue between the look and the call
+            record = await self.storage.get(task_id)
+            if record is None or record.state.final:
+                return False
+            try:
+                outcome = await self.apply_one(Cancel(queue=record.queue, id=task_id))
+            except TaskNotFound:
+                continue
+            return cast(Cancelled, outcome).state in (State.CANCELLED, State.RUNNING)
+        return False
+
+    async def requeue(self, task_id: str, *, reset_attempts: bool = False) -> None:
+        """Bring a FAILED task back. Raises `NotDead` for any other, `TaskNotFound` for an unknown id."""
+        record = await self.storage.get(task_id)
+        if record is None:
+            raise TaskNotFound(f"no task {task_id!r} in this store")
+        await self.apply_one(Requeue(queue=record.queue, id=task_id, reset_attempts=reset_attempts))
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    async def get_task(self, task_id: str) -> Task | None:
+        record = await self.storage.get(task_id)
+        return None if record is None else task_of(record, self.serializer)
+
+    async def get_result(self, task_id: str, *, wait: bool = False, timeout: float | None = None) -> TaskResult | None:
+        """The result of a task that has ended, else None; with `wait`, after its end or `timeout` seconds.
+
+        Waiting for an unknown id returns None at once.
+        """
+        if timeout is not None and timeout < 0:
+            raise Invalid(f"timeout cannot be negative: {timeout}")
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while True:
+            seen = self.storage.changes
+            stored = (await self.storage.results([task_id])).get(task_id)
+            if stored is not None:
+                return result_of(stored, self.serializer)
+            if not wait:
+                return None
+            record = await self.storage.get(task_id)
+            if record is None:
+                stored = (await self.storage.results([task_id])).get(task_id)
+                return None if stored is None else result_of(stored, self.serializer)
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                return None
+            await self.storage.wait(tasks=[task_id], timeout=1.0 if left is None else min(left, 1.0), after=seen)
+
+    async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50) -> tuple[list[Task], str | None]:
+        page = await self.storage.find(filter, cursor, limit)
+        return [task_of(r, self.serializer) for r in page.tasks], page.cursor
+
+    async def counts(self) -> list[QueueCounts]:
+        return await self.storage.counts()
+
+    async def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
+        return [event_of(row) for row in await self.storage.events(after=after, limit=limit)]
+
+    async def history(self, task_id: str) -> list[Event]:
+        return [event_of(row) for row in await self.storage.events_of(task_id)]
+
+    # -- one or several operations -----------------------------------------------------------------
+
+    async def apply_one(self, op: Operation) -> Any:
+        (answer,) = await self.storage.apply([(op,)])
+        if isinstance(answer, Refused):
+            raise answer
+        return answer[0]
+
+    async def store(self, batch: Batch) -> list[str]:
+        """Write a batch, all or nothing; the ids its tasks have."""
+        if not batch.operations:
+            return []
+        (answer,) = await self.storage.apply([tuple(batch.operations)])
+        if isinstance(answer, Refused):
+            raise answer
+        return [cast(Enqueued, outcome).id for outcome in answer]
+
+
+class Batch:
+    """Tasks to be stored together. `enqueue` gives ids at once; nothing is written before the end."""
+
+    def __init__(self, queue: AsyncTaskQueue, options: Options | None = None, operations: list[Enqueue] | None = None) -> None:
+        self._queue = queue
+        self._options = options or Options()
+        self.operations: list[Enqueue] = [] if operations is None else operations
+        self.ids: list[str] = []
+
+    def options(self, **options: Any) -> Batch:
+        """The same batch, with options for what is enqueued through the returned object."""
+        from omniq.tasks import make_options
+
+        return Batch(self._queue, make_options(options).over(self._options), self.operations)
+
+    def enqueue(
+        self,
+        func: Any,
+        *args: Any,
+        eta: datetime | timedelta | None = None,
+        interval: timedelta | float | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Add a call; its id. With an idempotency key that is taken, `ids` has the first task's id after the end."""
+        options = with_schedule(self._options, eta, interval)
+        op = self._queue.template(callee(func), options)(args, kwargs)
+        self.operations.append(op)
+        return op.id
+
+    def enqueue_many(self, func: Any, rows: Iterable[Row]) -> list[str]:
+        make = self._queue.template(callee(func), self._options)
+        made = [_make_row(make, row) for row in rows]
+        self.operations += made
+        return [op.id for op in made]
+
+
+def with_schedule(options: Options, eta: datetime | timedelta | None, interval: timedelta | float | None) -> Options:
+    """The seed's two keyword options, over the others."""
+    if eta is None and interval is None:
+        return options
+    import msgspec
+
+    given: dict[str, Any] = {}
+    if eta is not None:
+        given["eta"] = eta
+    if interval is not None:
+        given["interval"] = interval
+    return msgspec.structs.replace(options, **given)
+
+
+def _make_row(make: Callable[[Sequence[Any], dict[str, Any]], Enqueue], row: Row) -> Enqueue:
+    if isinstance(row, dict):
+        return make((), row)
+    if isinstance(row, tuple | list):
+        return make(row, {})
+    raise TypeError(f"a row is a tuple of positional or a dict of keyword arguments, not {row!r}; write ({row!r},)")
+
+
+def _set(value: Any, default: Any) -> Any:
+    return default if value is UNSET else value
+
+
+def _optional(value: Any) -> Any:
+    return None if value is UNSET else value
+
+
+def _duration(value: Any, what: str, default: int | None, *, zero: bool = False) -> int | None:
+    if value is UNSET:
+        return default
+    return None if value is None else duration_us(value, what, zero=zero)

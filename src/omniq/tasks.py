@@ -1,0 +1,251 @@
+"""What may be enqueued and what may run: registered tasks, functions by their path, and the options of a call."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from omniq.errors import Invalid, OmniQError
+from omniq.models import Schedule, check_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What omniq is told about a call, apart from the function's own arguments. What is unset comes from the settings."""
+
+    eta: datetime | timedelta | None | UnsetType = UNSET
+    interval: timedelta | float | None | UnsetType = UNSET
+    max_retries: int | UnsetType = UNSET
+    timeout: float | timedelta | None | UnsetType = UNSET
+    lease: float | timedelta | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    group: str | None | UnsetType = UNSET
+    group_limit: int | UnsetType = UNSET
+    idempotency_key: str | None | UnsetType = UNSET
+    blocked_by: Sequence[str] | UnsetType = UNSET
+    dead_queue: str | None | UnsetType = UNSET
+    result_ttl: float | timedelta | UnsetType = UNSET
+    backoff: str | UnsetType = UNSET
+    task_id: str | UnsetType = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    schedule: Schedule | UnsetType = UNSET
+
+    def over(self, base: Options) -> Options:
+        """These options, and `base` for what they leave unset."""
+        if base is NO_OPTIONS:
+            return self
+        if self is NO_OPTIONS:
+            return base
+        given = {f: v for f in self.__struct_fields__ if (v := getattr(self, f)) is not UNSET}
+        return msgspec.structs.replace(base, **given)
+
+
+NO_OPTIONS = Options()
+
+
+def make_options(values: dict[str, Any]) -> Options:
+    unknown = values.keys() - set(Options.__struct_fields__)
+    if unknown:
+        raise TypeError(f"unknown option {sorted(unknown)[0]!r}; known: {', '.join(Options.__struct_fields__)}")
+    return Options(**values)
+
+
+class NotRunnable(OmniQError):
+    """This worker will not run the task: it does not know the function, or may not import it."""
+
+
+class _AsyncDoor(Protocol):
+    async def enqueue_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> str: ...
+
+
+class _Door(Protocol):
+    def enqueue_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> str: ...
+
+
+class TaskFunction(Generic[P, R]):
+    """A function with a name in the registry and options of its own. Calling it calls the function."""
+
+    def __init__(self, func: Callable[P, R], name: str, options: Options) -> None:
+        self.func, self.name, self.default_options = func, name, options
+        functools.update_wrapper(cast(Any, self), func)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.func(*args, **kwargs)
+
+    @overload
+    def enqueue(self, oq: _AsyncDoor, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[str]: ...
+    @overload
+    def enqueue(self, oq: _Door, /, *args: P.args, **kwargs: P.kwargs) -> str: ...
+    def enqueue(self, oq: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Enqueue a call of this task on `oq`; the id, or an awaitable of it on an `AsyncOmniQ`."""
+        return oq.enqueue_call(self, args, kwargs, NO_OPTIONS)
+
+    def __repr__(self) -> str:
+        return f"<omniq task {self.name!r}>"
+
+
+REGISTRY: dict[str, TaskFunction[..., Any]] = {}
+
+
+@overload
+def task(func: Callable[P, R], /) -> TaskFunction[P, R]: ...
+@overload
+def task(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+def task(func: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
+    """Register a function as a task, with a name of its own and options for every call of it.
+
+    Works as `@omniq.task` and as `@omniq.task(name="resize", queue="images", max_retries=5)`.
+    """
+    fixed = make_options(options)
+
+    def register(f: Callable[..., Any]) -> TaskFunction[..., Any]:
+        if isinstance(f, TaskFunction):
+            raise Invalid(f"{f!r} is a task already")
+        made = TaskFunction(f, name or func_path(f), fixed)
+        check_name(made.name)
+        there = REGISTRY.get(made.name)
+        if there is not None and (there.func.__module__, there.func.__qualname__) != (f.__module__, f.__qualname__):
+            raise Invalid(f"task name {made.name!r} is taken by {there.func.__module__}:{there.func.__qualname__}")
+        REGISTRY[made.name] = made
+        return made
+
+    return register if func is None else register(func)
+
+
+def func_path(func: Callable[..., Any]) -> str:
+    """`module:qualname` of a function that can be found again by that path; anything else is refused with what to do."""
+    module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
+    shown = name or repr(func)
+    if not module or not name or inspect.ismethod(func):
+        raise Invalid(f"{shown} has no path that a worker could import: enqueue a plain function of a module")
+    if "<lambda>" in name or "<locals>" in name:
+        raise Invalid(
+            f"{shown} is a lambda or a function inside a function, which no worker can find: move it to the top of a module"
+        )
+    return f"{module}:{name}"
+
+
+class Callee:
+    """A function as the enqueuing side knows it: its name, its own options, and a check of the arguments."""
+
+    __slots__ = ("_most", "_least", "_signature", "name", "options")
+
+    def __init__(self, name: str, options: Options, func: Callable[..., Any] | None) -> None:
+        self.name, self.options = name, options
+        self._signature: inspect.Signature | None = None
+        self._least, self._most = 0, -1
+        if func is not None:
+            try:
+                self._signature = inspect.signature(func)
+            except (TypeError, ValueError):  # some built-ins have none
+                return
+            self._least, self._most = _positional_range(self._signature)
+
+    def check(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Raise `TypeError` for arguments that the function would refuse."""
+        if self._signature is None or (not kwargs and self._least <= len(args) <= self._most):
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{self.name}: {exc}") from None
+
+
+def _positional_range(signature: inspect.Signature) -> tuple[int, int]:
+    """How few and how many positional arguments alone the function takes; (0, -1) if they are never enough."""
+    least = most = 0
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            most = sys.maxsize
+        elif parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            return 0, -1
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            most += most != sys.maxsize
+            least += parameter.default is parameter.empty
+    return least, most
+
+
+def callee(func: Callable[..., Any] | str | TaskFunction[..., Any]) -> Callee:
+    """What to enqueue for a function, a registered task, or a name (`module:callable` or registered)."""
+    if isinstance(func, str):
+        known = REGISTRY.get(func)
+        if known is None:
+            check_name(func)
+            return Callee(func, NO_OPTIONS, None)
+        func = known
+    if isinstance(func, TaskFunction):
+        return _callee_of_task(cast("TaskFunction[..., Any]", func))
+    if not callable(func):
+        raise TypeError(f"cannot enqueue {func!r}: give a function or 'module:callable'")
+    return _callee_of_function(func)
+
+
+@functools.lru_cache(maxsize=4096)
+def _callee_of_task(func: TaskFunction[..., Any]) -> Callee:
+    return Callee(func.name, func.default_options, func.func)
+
+
+@functools.lru_cache(maxsize=4096)
+def _callee_of_function(func: Callable[..., Any]) -> Callee:
+    return Callee(func_path(func), NO_OPTIONS, func)
+
+
+class Resolver:
+    """Finds the function of a task on the worker's side, within what this worker may run.
+
+    `allow` names modules whose functions may run beside registered tasks; None allows any importable function.
+    """
+
+    def __init__(self, allow: Iterable[str] | None) -> None:
+        self._allow = None if allow is None else frozenset(allow)
+        self._found: dict[str, Callable[..., Any]] = {}
+
+    def resolve(self, name: str) -> Callable[..., Any]:
+        found = self._found.get(name)
+        if found is None:
+            registered = REGISTRY.get(name)
+            found = self._found[name] = registered.func if registered is not None else self._import(name)
+        return found
+
+    def _import(self, path: str) -> Callable[..., Any]:
+        module_name, colon, qualname = path.partition(":")
+        if not colon or not module_name or not qualname:
+            raise NotRunnable(
+                f"no task named {path!r} is registered in this worker: import the module that has @omniq.task(name={path!r}), "
+                f"for example with 'omniq worker that.module'"
+            )
+        if self._allow is not None and module_name not in self._allow:
+            allowed = ", ".join(sorted(self._allow)) or "none"
+            raise NotRunnable(
+                f"this worker may not run {path!r}: register it with @omniq.task, or start the worker for its module "
+                f"({module_name}; allowed now: {allowed})"
+            )
+        try:
+            target: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
+            for part in qualname.split("."):
+                target = getattr(target, part)
+        except Exception as exc:
+            raise NotRunnable(_import_help(path, module_name, exc)) from exc
+        if isinstance(target, TaskFunction):
+            return cast("TaskFunction[..., Any]", target).func
+        if not callable(target):
+            raise NotRunnable(f"{path!r} is not a function; enqueue a function of a module")
+        return cast("Callable[..., Any]", target)
+
+
+def _import_help(path: str, module_name: str, exc: Exception) -> str:
+    if module_name == "__main__":
+        return f"{path!r} was defined in a script that is not this process: move it into a module that the worker can import"
+    if isinstance(exc, AttributeError):
+        return f"module {module_name!r} has no {path.partition(':')[2]!r}: check the name, or deploy the worker's code"
+    return f"cannot import {module_name!r} ({type(exc).__name__}: {exc}): put it on the worker's import path"

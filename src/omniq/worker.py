@@ -1,0 +1,695 @@
+"""Workers: lease tasks in batches, run them, end them in batches, and lose nothing.
+
+A *turn* is one call of `storage.apply`: what finished, what is handed back, and the lease of the next tasks. While a turn is
+under way tasks go on running and what they leave gathers for the next one, so turns grow with the load and stay small
+without it. Heartbeats come from a thread of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+from omniq.config import Settings
+from omniq.context import TaskContext, enter, leave, log_fields
+from omniq.errors import Invalid, OutcomeUnknown, Refused, SerializationError, StoreError, Unrecoverable
+from omniq.errors import Retry as RetryLater
+from omniq.models import DEFAULT_LEASE_US, Record, TaskError, check_queue, new_id, new_token
+from omniq.operations import Beat, Cancel, Extend, Extended, Operation, Progress, Release, Reserve, Reserved, WorkerInfo
+from omniq.middleware import Middleware
+from omniq.queue import AsyncTaskQueue
+from omniq.runnable import Runnable
+from omniq.storage.base import BaseStorage, Result
+from omniq.tasks import NotRunnable, Resolver
+from omniq.threads import TaskThreads
+from omniq.translate import decode_call
+
+log = logging.getLogger("omniq.worker")
+
+SHORT_TASK_S = 0.005  # only tasks shorter than this are leased ahead
+AHEAD_S = 0.010  # and only as many as run in this time
+MAX_AHEAD = 500
+HAND_BACK_S = 0.050  # leased but not started for so long: somebody else may have a free slot
+PROGRESS_S = 0.2  # how often the progress of a task is stored at most
+REAP_S = 0.5
+PURGE_S = 60.0
+PURGE_BATCH = 1000
+
+
+class _Run:
+    """A task in a slot."""
+
+    __slots__ = ("context", "ending", "is_async", "record", "started", "task", "timer")
+
+    def __init__(self, record: Record, context: TaskContext, task: asyncio.Task[None]) -> None:
+        self.record, self.context, self.task = record, context, task
+        self.started = time.monotonic()
+        self.is_async = False
+        self.ending: str | None = None  # why it was interrupted: "timeout", "cancel", "lost" or "release"
+        self.timer: asyncio.TimerHandle | None = None
+
+    def interrupt(self, reason: str) -> None:
+        if self.ending is None:
+            self.ending = reason
+            self.task.cancel()
+
+
+class AsyncWorkerPool:
+    """Runs tasks of a store, `concurrency` at a time. Async functions on this loop, others in threads.
+
+    `queues` names the queues to serve, in order of preference; None serves all that tasks are enqueued to, in turn. `allow`
+    names modules whose functions may run beside registered tasks; None means any on local stores and none on network stores.
+    `poll_interval` is the fallback where no wake-up arrives. May be started again after `stop()`.
+    """
+
+    def __init__(
+        self,
+        queue: AsyncTaskQueue | BaseStorage,
+        *,
+        concurrency: int = 1,
+        poll_interval: float = 1.0,
+        queues: Sequence[str] | None = None,
+        allow: Iterable[str] | None = None,
+        middleware: Sequence[Middleware] = (),
+        grace: float | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._queue = queue if isinstance(queue, AsyncTaskQueue) else AsyncTaskQueue(queue, settings)
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"concurrency must be a whole number of at least 1, not {concurrency!r}")
+        if not 0 < poll_interval < 86_400:
+            raise Invalid(f"poll_interval must be more than 0 seconds, not {poll_interval!r}")
+        self.grace = self._queue.settings.grace if grace is None else grace
+        if not 0 <= self.grace:
+            raise Invalid(f"grace cannot be negative: {grace!r}")
+        if isinstance(queues, str) or queues == []:
+            raise Invalid(f"queues is a list of queue names, not {queues!r}")
+        for name in queues or ():
+            check_queue(name)
+        self.storage = self._queue.storage
+        self.concurrency, self.poll_interval = concurrency, poll_interval
+        self.worker_id = ""
+        self._named_queues = None if queues is None else tuple(queues)
+        self._queues: tuple[str, ...] = self._named_queues or ()
+        self._rotation = 0
+        if allow is None and not self.storage.capabilities.local:
+            allow = ()
+        self._resolver = Resolver(allow)
+        self._runnables: dict[str, Runnable] = {}
+        self._middleware = tuple(middleware)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._buffer: deque[Record] = deque()
+        self._buffered_at = 0.0
+        self._held: dict[str, Record] = {}
+        self._running: dict[str, _Run] = {}
+        self._outbox: list[tuple[Operation, ...]] = []
+        self._unsent: tuple[list[tuple[Operation, ...]], bool] | None = None
+        self._idle_slots: deque[asyncio.Future[None]] = deque()
+        self._average_s = 1.0
+        self._dry = False
+        self._seen = 0
+        self._next_at_us: int | None = None
+        self._stopping = self._leaving = False
+        self._failures = 0
+        self.done = self.failed = self.retried = 0
+
+    # -- life --------------------------------------------------------------------------------------
+
+    @property
+    def started(self) -> bool:
+        return bool(self._tasks)
+
+    @property
+    def running(self) -> int:
+        """How many tasks run now."""
+        return len(self._running)
+
+    async def start(self) -> None:
+        """Return when the pool takes work."""
+        if self._tasks:
+            raise Invalid("this worker pool runs already")
+        self._reset()
+        self.worker_id = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
+        await self.storage.hold_worker(self.worker_id)
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._started_us = self.storage.clock()
+        self._threads = TaskThreads(f"omniq-task-{self.worker_id}")
+        self._first_turn: asyncio.Future[None] = self._loop.create_future()
+        self._beating = threading.Event()
+        self._shortest_lease_s = DEFAULT_LEASE_US / 1e6
+        self._tasks = [self._spawn(self._turns()), self._spawn(self._upkeep())]
+        self._slots = [self._spawn(self._slot()) for _ in range(self.concurrency)]
+        self._heart = threading.Thread(target=self._beat_on, name="omniq-heartbeat", daemon=True)
+        self._heart.start()
+        await asyncio.shield(self._first_turn)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._loop.create_task(coroutine)
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Stop taking, give back what has not started, let running tasks finish for `grace` seconds, then hand the rest back.
+
+        Returns when nothing of the pool runs. A task that is handed back has not spent an attempt.
+        """
+        if not self._tasks:
+            return
+        self._stopping = True
+        self._give_back_buffer()
+        self._wake.set()
+        await self._until_empty(self.grace if grace is None else grace)
+        for run in list(self._running.values()):
+            log.warning("handing back %s: still running after the grace time", run.record.name, extra=log_fields(run.record))
+            run.interrupt("release")
+        await self._until_empty(5.0)
+        self._leaving = True
+        self._wake.set()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*self._slots, return_exceptions=True)
+        self._beating.set()
+        await asyncio.to_thread(self._heart.join)
+        with contextlib.suppress(StoreError):
+            await self.storage.apply([(Beat(info=self._info(), gone=True),)])
+        await self.storage.release_worker(self.worker_id)
+        self._threads.close()
+        self._tasks = []
+
+    async def _until_empty(self, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                while self._running:
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            pass
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        await self.stop()
+
+    async def drain(self) -> None:
+        """Return when nothing is ready, running or waiting for a retry in the queues served; later `eta`s stay."""
+        from omniq.models import State
+        from omniq.operations import Filter
+
+        retrying = Filter(states=(State.SCHEDULED,), min_attempts=1)
+        while True:
+            seen = self.storage.changes
+            served = set(self._named_queues or await self.storage.queues(fed=True))
+            counts = [c for c in await self.storage.counts() if c.queue in served and not c.paused]
+            if not any(c.ready + c.running for c in counts) and not self._held and not self._outbox:
+                waiting = [t for q in served for t in (await self.storage.find(_in_queue(retrying, q), limit=1)).tasks]
+                if not waiting:
+                    return
+            await self.storage.wait(timeout=0.2, after=seen)
+
+    # -- turns -------------------------------------------------------------------------------------
+
+    async def _turns(self) -> None:
+        while True:
+            self._wake.clear()
+            await self._turn()
+            if self._leaving and not self._outbox and self._unsent is None:
+                return
+            if not self._outbox and (self._dry or not self._wanted()):
+                await self._sleep()
+
+    async def _turn(self) -> None:
+        if self._unsent is None:
+            transactions, self._outbox = self._outbox, []
+            wanted = self._wanted()
+            if wanted and not self._stopping and (transactions or not self._dry):
+                queues = await self._served()
+                if queues:
+                    self._seen = self.storage.changes
+                    transactions.append((Reserve(queues=queues, limit=wanted, token=new_token(), worker=self.worker_id),))
+                else:
+                    self._dry = True
+            if not self._first_turn.done():
+                transactions.append((Beat(info=self._info()),))
+            if not transactions:
+                return
+            self._unsent = transactions, False
+        transactions, repeat = self._unsent
+        try:
+            answers = await self.storage.apply(transactions, repeat=repeat)
+        except StoreError as exc:
+            self._unsent = transactions, repeat or isinstance(exc, OutcomeUnknown)
+            await self._back_off(exc)
+            return
+        self._unsent, self._failures = None, 0
+        if not self._first_turn.done():
+            self._first_turn.set_result(None)
+        self._take_answers(transactions, answers)
+
+    def _take_answers(self, transactions: list[tuple[Operation, ...]], answers: list[Result]) -> None:
+        for transaction, answer in zip(transactions, answers, strict=True):
+            op = transaction[0]
+            if isinstance(op, Reserve):
+                if not isinstance(answer, Refused):
+                    self._take(op, cast(Reserved, answer[0]))
+            elif isinstance(answer, Refused):
+                self._refused(op, answer)
+            elif isinstance(op, Progress) and cast(Extended, answer[0]).cancel_requested:
+                self._cancel_run(op.id)
+
+    def _take(self, op: Reserve, reserved: Reserved) -> None:
+        tasks = reserved.tasks
+        self._dry = len(tasks) < op.limit
+        self._next_at_us = reserved.next_at_us
+        if self._stopping:
+            self._outbox += [(self._release(task),) for task in tasks]
+            return
+        if not tasks:
+            return
+        if not self._buffer:
+            self._buffered_at = time.monotonic()
+        self._held.update((task.id, task) for task in tasks)
+        self._buffer.extend(tasks)
+        shortest = min(task.lease_us or DEFAULT_LEASE_US for task in tasks) / 1e6
+        if shortest < self._shortest_lease_s:
+            self._shortest_lease_s = shortest
+            self._beating.set()
+        for _ in range(min(len(tasks), len(self._idle_slots))):
+            waiter = self._idle_slots.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _refused(self, op: Operation, refusal: Refused) -> None:
+        """Somebody else has the task by now; the work was done, and another will do it again."""
+        task_id = getattr(op, "id", "")
+        log.warning("%s of task %s was refused: %s", type(op).__name__, task_id, refusal, extra={"task_id": task_id})
+
+    def _wanted(self) -> int:
+        """How many more tasks to hold. More than the slots only while tasks are short: nobody hoards."""
+        ahead = 0
+        if self._average_s < SHORT_TASK_S:
+            oldest = next(iter(self._running.values()), None)
+            if oldest is None or time.monotonic() - oldest.started < SHORT_TASK_S:
+                ahead = min(int(self.concurrency * AHEAD_S / max(self._average_s, 1e-6)), MAX_AHEAD)
+        return max(self.concurrency + ahead - len(self._held), 0)
+
+    async def _served(self) -> tuple[str, ...]:
+        if self._named_queues is not None:
+            return self._named_queues
+        if not self._queues or self._dry or self._rotation % 50 == 0:
+            self._queues = tuple(await self.storage.queues(fed=True))
+        if len(self._queues) < 2:
+            return self._queues
+        self._rotation += 1
+        first = self._rotation % len(self._queues)
+        return self._queues[first:] + self._queues[:first]
+
+    async def _sleep(self) -> None:
+        """Until something finished, the store rang, a time has come, or leased tasks must be handed back."""
+        timeout = self.poll_interval
+        if self._next_at_us is not None:
+            timeout = min(timeout, max((self._next_at_us - self.storage.clock()) / 1e6, 0.001))
+        if self._buffer:
+            timeout = min(timeout, HAND_BACK_S)
+        if not self._dry or self._stopping or not self._wanted():  # nothing the store could say matters now
+            await self._woken(timeout)
+        else:
+            bell = self._loop.create_task(
+                self.storage.wait(self._named_queues or (), timeout=timeout, after=self._seen)
+            )
+            waiting = self._loop.create_task(self._wake.wait())
+            try:
+                await asyncio.wait((bell, waiting), return_when=asyncio.FIRST_COMPLETED)
+                self._dry = self._dry and not bell.done()
+                if bell.done() and bell.exception() is not None:
+                    await self._back_off(cast(BaseException, bell.exception()))
+            finally:
+                for task in (bell, waiting):
+                    task.cancel()
+                await asyncio.gather(bell, waiting, return_exceptions=True)
+        if self._buffer and time.monotonic() - self._buffered_at > HAND_BACK_S:
+            self._average_s = 1.0
+            self._give_back_buffer()
+
+    async def _woken(self, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
+        except TimeoutError:
+            self._dry = False
+
+    def _give_back_buffer(self) -> None:
+        while self._buffer:
+            task = self._buffer.popleft()
+            self._held.pop(task.id, None)
+            self._outbox.append((self._release(task),))
+
+    @staticmethod
+    def _release(task: Record) -> Release:
+        return Release(queue=task.queue, id=task.id, token=cast(str, task.token), late=True)
+
+    async def _back_off(self, exc: BaseException) -> None:
+        self._failures += 1
+        pause = min(0.05 * 2 ** min(self._failures, 8), 5.0) * random.uniform(0.5, 1)  # noqa: S311
+        log.error("the store failed (%s); trying again in %.1f s", exc, pause, extra={"worker": self.worker_id})
+        await asyncio.sleep(pause)
+
+    # -- slots -------------------------------------------------------------------------------------
+
+    async def _slot(self) -> None:
+        while True:
+            while not self._buffer:
+                waiter: asyncio.Future[None] = self._loop.create_future()
+                self._idle_slots.append(waiter)
+                await waiter
+            record = self._buffer.popleft()
+            self._buffered_at = time.monotonic()
+            await self._run(record)
+
+    async def _run(self, record: Record) -> None:
+        context = TaskContext(record, self._queue.batch)
+        run = _Run(record, context, cast("asyncio.Task[None]", asyncio.current_task()))
+        self._running[record.id] = run
+        context.on_progress = functools.partial(self._progress_soon, run)
+        token = enter(context)
+        try:
+            transaction = await self._outcome(run)
+        finally:
+            leave(token)
+            if run.timer is not None:
+                run.timer.cancel()
+            del self._running[record.id]
+            self._held.pop(record.id, None)
+        took = time.monotonic() - run.started
+        self._average_s += (took - self._average_s) * (0.5 if took < self._average_s else 0.1)
+        if transaction is not None:
+            self._outbox.append(transaction)
+        self._wake.set()
+        if not self._running:
+            self._empty.set()
+
+    async def _outcome(self, run: _Run) -> tuple[Operation, ...] | None:
+        """Run the task and say what is to be stored of it; None for a task that was lost to somebody else."""
+        record = run.record
+        try:
+            value = await self._call(run)
+            data = self._queue.serializer.encode(value)
+        except asyncio.CancelledError as exc:
+            if run.ending is not None:
+                cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
+                return self._interrupted(run)
+            if self._leaving:
+                raise
+            return self._failed(run, exc)
+        except (NotRunnable, Unrecoverable) as exc:
+            return self._failed(run, exc, final=True)
+        except RetryLater as exc:
+            return self._failed(run, exc, after=exc.after)
+        except (Exception, SystemExit, KeyboardInterrupt) as exc:
+            return self._failed(run, exc)
+        if run.ending is not None:  # it finished, or caught the interruption, at the last moment
+            task = cast("asyncio.Task[None]", asyncio.current_task())
+            task.uncancel()
+            if run.ending != "release":
+                return self._interrupted(run)
+        if run.context.cancelled:
+            return self._cancelled(record)
+        self.done += 1
+        ack = self._queue.succeeded(record, data, _ran_us(run))
+        return (ack, *(op for batch in run.context.batches for op in batch.operations))
+
+    async def _call(self, run: _Run) -> Any:
+        record = run.record
+        runnable = self._runnables.get(record.name)
+        if runnable is None:
+            runnable = self._runnables[record.name] = Runnable(self._resolver.resolve(record.name))
+        try:
+            args, kwargs = decode_call(record, self._queue.serializer)
+        except SerializationError as exc:
+            raise Unrecoverable(f"SerializationError: {exc}") from exc
+        if record.encoding == "json":
+            runnable.restore(args, kwargs)
+        run.is_async = runnable.is_async
+        if record.timeout_us is not None:
+            run.timer = self._loop.call_later(record.timeout_us / 1e6, run.interrupt, "timeout")
+        for hook in self._middleware:
+            await hook.before(run.context)
+        try:
+            if runnable.is_async:
+                value = await runnable.func(*args, **kwargs)
+            else:
+                value = await self._threads.run(functools.partial(runnable.func, *args, **kwargs))
+        except Exception as exc:
+            await self._tell_error(run.context, exc)
+            raise
+        for hook in reversed(self._middleware):
+            await hook.after(run.context, value)
+        return value
+
+    async def _tell_error(self, context: TaskContext, exc: Exception) -> None:
+        for hook in reversed(self._middleware):
+            try:
+                await hook.on_error(context, exc)
+            except Exception:
+                log.exception("%s.on_error failed", type(hook).__name__, extra=log_fields(context.record))
+
+    def _failed(
+        self, run: _Run, exc: BaseException, *, final: bool = False, after: float | None = None
+    ) -> tuple[Operation, ...]:
+        if run.context.cancelled:
+            return self._cancelled(run.record)
+        return self._store_failure(run, TaskError.of(exc), final=final, after=after)
+
+    def _store_failure(
+        self, run: _Run, error: TaskError, *, final: bool = False, after: float | None = None
+    ) -> tuple[Operation, ...]:
+        op = self._queue.failed(run.record, error, _ran_us(run), after=after, final=final)
+        fields = log_fields(run.record)
+        if type(op).__name__ == "Fail":
+            self.failed += 1
+            log.error("task %s failed for good: %s", run.record.name, error, extra=fields)
+        else:
+            self.retried += 1
+            log.warning("task %s failed, it will be retried: %s", run.record.name, error, extra=fields)
+        return (op,)
+
+    def _cancelled(self, record: Record) -> tuple[Operation, ...]:
+        return (Cancel(queue=record.queue, id=record.id, token=cast(str, record.token)),)
+
+    def _interrupted(self, run: _Run) -> tuple[Operation, ...] | None:
+        record = run.record
+        if run.ending == "cancel":
+            return self._cancelled(record)
+        if run.ending == "release":
+            return (self._release(record),)
+        if run.ending == "lost":
+            log.warning("task %s was lost: its lease ran out", record.name, extra=log_fields(record))
+            return None
+        if not run.is_async:
+            log.warning(
+                "task %s ran into its timeout; its thread cannot be stopped and is left to finish (%d such threads)",
+                record.name,
+                self._threads.abandoned,
+                extra=log_fields(record),
+            )
+        seconds = cast(int, record.timeout_us) / 1e6
+        return self._store_failure(run, TaskError("TimeoutError", f"the task ran longer than its timeout of {seconds:g} s"))
+
+    # -- progress, cancel, lost leases -------------------------------------------------------------
+
+    def _progress_soon(self, run: _Run) -> None:
+        """From any thread: store the newest progress a little later, so that a busy loop costs a few writes."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._schedule_progress, run)
+
+    def _schedule_progress(self, run: _Run) -> None:
+        if run.context.on_progress is not None:
+            run.context.on_progress = None
+            self._send_progress(run)
+            self._loop.call_later(PROGRESS_S, self._rearm_progress, run)
+
+    def _rearm_progress(self, run: _Run) -> None:
+        run.context.on_progress = functools.partial(self._progress_soon, run)
+        if run.context.unsent_progress is not None and self._running.get(run.record.id) is run:
+            self._schedule_progress(run)
+
+    def _send_progress(self, run: _Run) -> None:
+        record, data = run.record, run.context.unsent_progress
+        if data is not None and self._running.get(record.id) is run:
+            run.context.unsent_progress = None
+            self._outbox.append((Progress(queue=record.queue, id=record.id, token=cast(str, record.token), late=True, data=data),))
+            self._wake.set()
+
+    def _cancel_run(self, task_id: str) -> None:
+        run = self._running.get(task_id)
+        if run is not None and not run.context.cancelled:
+            run.context.cancelled = True
+            if run.is_async:
+                run.interrupt("cancel")
+
+    def _lose_run(self, record: Record) -> None:
+        run = self._running.get(record.id)
+        if run is not None and run.record is record:
+            run.context.cancelled = True
+            run.interrupt("lost")
+        elif record in self._buffer:
+            self._buffer.remove(record)
+            self._held.pop(record.id, None)
+
+    # -- heartbeats: a thread of their own ---------------------------------------------------------
+
+    def _info(self) -> WorkerInfo:
+        return WorkerInfo(
+            worker=self.worker_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            queues=self._queues,
+            running=len(self._running),
+            concurrency=self.concurrency,
+            started_at_us=self._started_us,
+        )
+
+    def _beat_on(self) -> None:
+        last = time.monotonic()
+        while self._tasks or not self._stopping:
+            pause = min(self._shortest_lease_s, DEFAULT_LEASE_US / 1e6) / 3
+            if self._beating.wait(max(last + pause - time.monotonic(), 0.005)):
+                if self._leaving:
+                    return
+                self._beating.clear()  # a shorter lease came in: count anew
+                continue
+            last = time.monotonic()
+            try:
+                self._beat()
+            except Exception as exc:  # the next beat may succeed; the lease lasts three of them
+                log.error("heartbeat failed: %s", exc, extra={"worker": self.worker_id})
+
+    def _beat(self) -> None:
+        held = list(self._held.values())
+        beats: list[tuple[Operation, ...]] = [
+            (Extend(queue=t.queue, id=t.id, token=cast(str, t.token), late=True),) for t in held
+        ]
+        answers = self.storage.apply_blocking([*beats, (Beat(info=self._info()),)])
+        self._shortest_lease_s = min((t.lease_us or DEFAULT_LEASE_US for t in held), default=DEFAULT_LEASE_US) / 1e6
+        for task, answer in zip(held, answers, strict=False):
+            if isinstance(answer, Refused):
+                self._from_thread(self._lose_run, task)
+            elif cast(Extended, answer[0]).cancel_requested:
+                self._from_thread(self._cancel_run, task.id)
+
+    def _from_thread(self, call: Callable[[Any], None], argument: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(call, argument)
+
+    # -- upkeep: every worker reaps, sweeps and purges ---------------------------------------------
+
+    async def _upkeep(self) -> None:
+        purge_at = time.monotonic() + PURGE_S * random.random()  # noqa: S311
+        while not self._leaving:
+            try:
+                await self._reap()
+                if time.monotonic() >= purge_at:
+                    purge_at = time.monotonic() + PURGE_S * random.uniform(0.8, 1.2)  # noqa: S311
+                    await self._purge()
+            except StoreError as exc:
+                await self._back_off(exc)
+            await self._nap(REAP_S * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def _nap(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._leaving and time.monotonic() < end:
+            await asyncio.sleep(min(0.1 if self._stopping else seconds, max(end - time.monotonic(), 0)))
+
+    async def _reap(self) -> None:
+        lost = await self.storage.lost_workers()
+        taken = await self.storage.reclaim(lost_workers=lost)
+        if taken:
+            log.warning("took back %d tasks of lost workers", taken, extra={"worker": self.worker_id})
+        await self.storage.sweep()
+
+    async def _purge(self) -> None:
+        while await self.storage.purge(self._queue.settings.retention, limit=PURGE_BATCH) >= PURGE_BATCH:
+            await asyncio.sleep(0.01)
+
+
+def _ran_us(run: _Run) -> int:
+    return int((time.monotonic() - run.started) * 1e6)
+
+
+def _in_queue(filter: Any, queue: str) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(filter, queue=queue)
+
+
+class WorkerPool:
+    """The blocking twin of `AsyncWorkerPool`: runs it in a thread with a loop of its own."""
+
+    def __init__(self, queue: AsyncTaskQueue | BaseStorage, **options: Any) -> None:
+        self._pool = AsyncWorkerPool(queue, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def pool(self) -> AsyncWorkerPool:
+        return self._pool
+
+    def start(self) -> None:
+        """Return when the pool takes work."""
+        if self._thread is not None:
+            raise Invalid("this worker pool runs already")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="omniq-worker", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._pool.start())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def stop(self, grace: float | None = None) -> None:
+        """Return when nothing of the pool runs; see `AsyncWorkerPool.stop`."""
+        if self._thread is None:
+            return
+        try:
+            self._call(self._pool.stop(grace))
+        finally:
+            self._end_loop()
+
+    def drain(self) -> None:
+        """Return when nothing is ready, running or waiting for a retry."""
+        self._call(self._pool.drain())
+
+    def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        assert self._loop is not None, "start() the pool first"
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _end_loop(self) -> None:
+        assert self._loop is not None and self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = self._thread = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
