@@ -205,7 +205,7 @@ class Machine:
     def _write(self, op: Operation, known: Any, checked: State | None, now_us: int) -> Outcome:
         if isinstance(known, Outcome):
             return known
-        if checked is not None and known.state is not checked:  # it fell with a blocker that ended in this very transaction
+        if checked is not None and known.state.final and not checked.final:  # it fell with a blocker that ended in this very transaction
             if isinstance(op, Cancel):
                 return Cancelled(state=known.state)
             if isinstance(op, Reschedule):

@@ -1,0 +1,5 @@
+"""`python -m omniq`."""
+
+from omniq.cli import main
+
+main()

@@ -1,0 +1,7 @@
+"""The command `omniq`."""
+
+from __future__ import annotations
+
+from omniq.cli.app import main
+
+__all__ = ["main"]

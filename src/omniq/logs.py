@@ -1,0 +1,52 @@
+"""Log lines of the commands: plain, or one JSON object per line. The library itself adds no handler."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+_FIELDS = {"task_id": "task_id", "queue": "queue", "task_name": "name", "attempt": "attempt", "worker": "worker"}
+
+
+class JsonFormatter(logging.Formatter):
+    """ts (RFC 3339, UTC), level, logger, msg, and task_id, queue, name, attempt, worker where there are any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        for attribute, name in _FIELDS.items():
+            value = getattr(record, attribute, None)
+            if value is not None:
+                line[name] = value
+        if record.exc_info:
+            line["exc"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class PlainFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        task_id = getattr(record, "task_id", None)
+        return f"{text} [{task_id}]" if task_id else text
+
+
+def set_up_logging(level: str | None) -> None:
+    """One handler on stderr for the logger `omniq`; `OMNIQ_LOG_FORMAT=json` chooses the form."""
+    handler = logging.StreamHandler(sys.stderr)
+    as_json = os.environ.get("OMNIQ_LOG_FORMAT", "").lower() == "json"
+    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter())
+    logger = logging.getLogger("omniq")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(level or "INFO")
