@@ -1,9 +1,58 @@
+"""What all tests share: where the repository is, and an automatic check that a test leaves nothing running."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+LEAVE_S = 5.0
 
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The folder that holds pyproject.toml."""
     return Path(__file__).resolve().parent.parent
+
+
+def _children() -> set[int]:
+    """Child processes of this one, zombies included; only Linux tells."""
+    found: set[int] = set()
+    for listing in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        try:
+            found.update(map(int, listing.read_text().split()))
+        except OSError:
+            continue
+    return found
+
+
+def _lasting_threads() -> set[threading.Thread]:
+    """Threads that would keep the program alive, and every thread of ours: it should end with its pool or storage."""
+    return {t for t in threading.enumerate() if not t.daemon or t.name.startswith("omniq")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test that leaves asyncio tasks, threads or child processes."""
+    left_tasks: list[str] = []
+    cancel_all: Any = asyncio.runners._cancel_all_tasks  # type: ignore[attr-defined]
+
+    def record_and_cancel(loop: asyncio.AbstractEventLoop) -> None:
+        left_tasks.extend(repr(task) for task in asyncio.all_tasks(loop))
+        cancel_all(loop)
+
+    monkeypatch.setattr(asyncio.runners, "_cancel_all_tasks", record_and_cancel)
+    threads, children = _lasting_threads(), _children()
+    yield
+    deadline = time.monotonic() + LEAVE_S
+    while (new := _lasting_threads() - threads) and time.monotonic() < deadline:
+        next(iter(new)).join(0.05)
+    assert not new, f"threads left behind: {sorted(t.name for t in new)}"
+    while (born := _children() - children) and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert not born, f"child processes left behind: {born}"
+    assert not left_tasks, f"asyncio tasks left behind: {left_tasks}"

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import os
 import random
 import socket
@@ -50,14 +51,14 @@ PURGE_BATCH = 1000
 class _Run:
     """A task in a slot."""
 
-    __slots__ = ("context", "ending", "is_async", "record", "started", "task", "timer")
+    __slots__ = ("context", "deadline", "ending", "is_async", "record", "started", "task")
 
     def __init__(self, record: Record, context: TaskContext, task: asyncio.Task[None]) -> None:
         self.record, self.context, self.task = record, context, task
         self.started = time.monotonic()
         self.is_async = False
         self.ending: str | None = None  # why it was interrupted: "timeout", "cancel", "lost" or "release"
-        self.timer: asyncio.TimerHandle | None = None
+        self.deadline = math.inf
 
     def interrupt(self, reason: str) -> None:
         if self.ending is None:
@@ -125,6 +126,8 @@ class AsyncWorkerPool:
         self._next_at_us: int | None = None
         self._stopping = self._leaving = False
         self._failures = 0
+        self._next_deadline = math.inf
+        self._deadline_timer: asyncio.TimerHandle | None = None
         self.done = self.failed = self.retried = 0
 
     # -- life --------------------------------------------------------------------------------------
@@ -189,6 +192,8 @@ class AsyncWorkerPool:
             await self.storage.apply([(Beat(info=self._info(), gone=True),)])
         await self.storage.release_worker(self.worker_id)
         self._threads.close()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
         self._tasks = []
 
     async def _until_empty(self, timeout: float) -> None:
@@ -392,8 +397,6 @@ class AsyncWorkerPool:
             transaction = await self._outcome(run)
         finally:
             leave(token)
-            if run.timer is not None:
-                run.timer.cancel()
             del self._running[record.id]
             self._held.pop(record.id, None)
         took = time.monotonic() - run.started
@@ -447,7 +450,7 @@ class AsyncWorkerPool:
             runnable.restore(args, kwargs)
         run.is_async = runnable.is_async
         if record.timeout_us is not None:
-            run.timer = self._loop.call_later(record.timeout_us / 1e6, run.interrupt, "timeout")
+            self._limit(run, record.timeout_us / 1e6)
         for hook in self._middleware:
             await hook.before(run.context)
         try:
@@ -510,6 +513,25 @@ class AsyncWorkerPool:
             )
         seconds = cast(int, record.timeout_us) / 1e6
         return self._store_failure(run, TaskError("TimeoutError", f"the task ran longer than its timeout of {seconds:g} s"))
+
+    def _limit(self, run: _Run, seconds: float) -> None:
+        """One timer for all tasks, set to the earliest deadline: most tasks end long before theirs."""
+        run.deadline = self._loop.time() + seconds
+        if run.deadline < self._next_deadline:
+            self._next_deadline = run.deadline
+            if self._deadline_timer is not None:
+                self._deadline_timer.cancel()
+            self._deadline_timer = self._loop.call_at(run.deadline, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        now = self._loop.time()
+        for run in list(self._running.values()):
+            if run.deadline <= now:
+                run.deadline = math.inf
+                run.interrupt("timeout")
+        self._next_deadline = min((r.deadline for r in self._running.values()), default=math.inf)
+        later = self._next_deadline < math.inf
+        self._deadline_timer = self._loop.call_at(self._next_deadline, self._end_overdue) if later else None
 
     # -- progress, cancel, lost leases -------------------------------------------------------------
 

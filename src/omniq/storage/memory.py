@@ -41,6 +41,9 @@ class _Heap:
         assert key is not None
         heapq.heappush(self._entries, (key, task.seq, task))
 
+    def records(self) -> Iterable[Record]:
+        return {task.seq: task for key, _, task in self._entries if self._holds(task) == key}.values()
+
     def peek(self) -> Record | None:
         while self._entries:
             key, _, task = self._entries[0]
@@ -140,6 +143,15 @@ class MemoryLedger:
             if task is not None:
                 moments.append(task.due_us)
         return min(moments, default=None)
+
+    def late(self, queue: str, now_us: int) -> list[int]:
+        """When the scheduled tasks of a queue that are due fell due."""
+        heap = self._scheduled.get(queue)
+        return [] if heap is None else [t.due_us for t in heap.records() if t.due_us <= now_us]
+
+    def first_ready(self, queue: str) -> list[int]:
+        heads = [heap.peek() for (name, _), heap in self._ready.items() if name == queue]
+        return [task.due_us for task in heads if task is not None]
 
     # -- queues and lanes --------------------------------------------------------------------------
 
@@ -466,20 +478,19 @@ class MemoryStorage(BaseStorage):
     @staticmethod
     def _count(ledger: MemoryLedger, name: str, now: int) -> QueueCounts:
         by_state = ledger.counters[name]
-        due = [t.due_us for t in ledger.tasks.values() if t.queue == name and t.due_us <= now and t.state in (State.READY, State.SCHEDULED)]
-        late = sum(1 for t in ledger.tasks.values() if t.queue == name and t.state is State.SCHEDULED and t.due_us <= now)
+        late = ledger.late(name, now)
         return QueueCounts(
             queue=name,
             staged=by_state[State.STAGED],
             blocked=by_state[State.BLOCKED],
-            scheduled=by_state[State.SCHEDULED] - late,
-            ready=by_state[State.READY] + late,
+            scheduled=by_state[State.SCHEDULED] - len(late),
+            ready=by_state[State.READY] + len(late),
             running=by_state[State.RUNNING],
             done=by_state[State.DONE],
             dead=by_state[State.DEAD],
             cancelled=by_state[State.CANCELLED],
             paused=ledger.queues[name].paused,
-            oldest_ready_us=min(due, default=None),
+            oldest_ready_us=min([*late, *ledger.first_ready(name)], default=None),
         )
 
     async def queues(self, fed: bool = False) -> list[str]:

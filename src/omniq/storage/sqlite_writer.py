@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from omniq.errors import DriverClosed, OmniQError, StoreError, StoreFull, StoreUnavailable
+from omniq.models import Record
 from omniq.storage.bell import Bell
 from omniq.storage.machine import Machine
 from omniq.storage.sqlite_ledger import SQLiteLedger
@@ -39,9 +40,9 @@ WAL_PAGES = 4000
 class Section:
     """What a piece of work may use while it is its turn: the machine, its ledger, and the connection below."""
 
-    def __init__(self, connection: sqlite3.Connection, events_on: bool) -> None:
+    def __init__(self, connection: sqlite3.Connection, events_on: bool, held: dict[str, Record]) -> None:
         self.connection = connection
-        self.ledger = SQLiteLedger(connection, events_on)
+        self.ledger = SQLiteLedger(connection, events_on, held)
         self.machine = Machine(self.ledger)
 
 
@@ -74,6 +75,7 @@ class Writer:
         self._waiters = waiters
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._closed = threading.Event()
+        self._held: dict[str, Record] = {}
         self._lock_fd = -1
         self._inode: tuple[int, int] | None = None
         self.bell: Bell | None = None
@@ -188,12 +190,14 @@ class Writer:
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                section = Section(connection, self._events_on)
+                section = Section(connection, self._events_on, self._held)
                 for request in batch:
                     request.answer = request.work(section)
                 section.ledger.flush()
                 connection.execute("COMMIT")
+                section.ledger.remember_held()
             except BaseException:
+                self._held.clear()  # these records may carry what was rolled back
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise

@@ -1,0 +1,21 @@
+"""A worker process for the fault tests: `python fault_worker.py URL CONCURRENCY`.
+
+Prints `ready` when it takes work, and stops in good order when its standard input closes.
+"""
+
+import asyncio
+import logging
+import sys
+
+from omniq import AsyncOmniQ, Settings
+
+
+async def main(url: str, concurrency: int) -> None:
+    async with AsyncOmniQ.from_url(url, settings=Settings(grace=5.0)) as oq, await oq.worker(concurrency):
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(levelname)s %(name)s %(message)s", level=logging.WARNING)
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,176 @@
+"""What follows when a worker dies or stops: others notice the death at once, silence only when the lease has run out."""
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fault_jobs
+import pytest
+from fault_processes import Fleet, until
+
+from omniq import OmniQ, SQLiteStorage, TaskStatus
+
+LONG_LEASE_S = 30.0
+SHORT_LEASE_S = 1.5
+
+
+@pytest.fixture
+def oq(fleet: Fleet) -> Iterator[OmniQ]:
+    with OmniQ.from_url(fleet.url) as made:
+        yield made
+
+
+def seconds_until_a_killed_workers_task_starts_again(fleet: Fleet, oq: OmniQ, function: object) -> float:
+    dying = fleet.worker().ready()
+    task_id = oq.options(lease=LONG_LEASE_S).enqueue(function, str(fleet.side))
+    until(lambda: (task_id, 1, dying.pid) in fleet.noted(), "the first attempt")
+    if function is fault_jobs.fork_and_hang_at_first:
+        until(lambda: any(word.startswith("child-") for word in fleet.words()), "the child")
+    other = fleet.worker().ready()
+    dying.kill()
+    killed_at = time.time()
+    result = oq.get_result(task_id, wait=True, timeout=20)
+    assert result is not None, "the task never came back"
+    assert (result.status, result.attempts) == (TaskStatus.SUCCESS, 2)
+    assert result.result == f"2-{other.pid}"
+    other.kill()
+    return oq.history(task_id)[-2].ts.timestamp() - killed_at
+
+
+@pytest.mark.parametrize("function", [fault_jobs.hang_at_first, fault_jobs.fork_and_hang_at_first])
+def test_a_killed_workers_task_runs_again_within_a_second(fleet: Fleet, oq: OmniQ, function: object) -> None:
+    """Also when the worker had forked a child that lives on. The median of three, since the machine may be busy."""
+    took = [seconds_until_a_killed_workers_task_starts_again(fleet, oq, function) for _ in range(3)]
+    print("seconds:", took)
+    assert statistics.median(took) < 1.0
+
+
+def test_all_tasks_that_a_killed_worker_held_run_again(fleet: Fleet, oq: OmniQ) -> None:
+    dying = fleet.worker(concurrency=8).ready()
+    ids = [oq.enqueue(fault_jobs.hang_at_first, str(fleet.side)) for _ in range(8)]
+    until(lambda: len(fleet.noted()) == 8, "eight first attempts")
+    dying.kill()
+    fleet.worker(concurrency=8).ready()
+    results = [oq.get_result(i, wait=True, timeout=20) for i in ids]
+    assert [(r.status, r.attempts) for r in results if r] == [(TaskStatus.SUCCESS, 2)] * 8
+
+
+def test_a_frozen_workers_task_waits_for_its_lease_and_its_late_end_is_refused(
+    fleet: Fleet, oq: OmniQ, tmp_path: Path
+) -> None:
+    frozen = fleet.worker().ready()
+    gate = tmp_path / "gate"
+    task_id = oq.options(lease=SHORT_LEASE_S).enqueue(fault_jobs.wait_for_file_at_first, str(fleet.side), str(gate))
+    until(lambda: fleet.noted(), "the first attempt")
+    other = fleet.worker().ready()
+    frozen.freeze_outside_a_write(fleet.store)
+    lease_until_us = asyncio.run(lease_end(fleet.store, task_id))
+
+    result = oq.get_result(task_id, wait=True, timeout=20)
+    assert result is not None
+    assert result.result == f"2-{other.pid}"
+    second_start = [e for e in oq.history(task_id) if e.event == "started"][1]
+    assert second_start.ts.timestamp() * 1e6 >= lease_until_us
+
+    gate.touch()
+    frozen.thaw()
+    until(lambda: (task_id, 1, frozen.pid) in fleet.noted("end"), "the first attempt to end")
+    until(lambda: "refused" in frozen.errors or "was lost" in frozen.errors, "the frozen worker to hear that it was late")
+    assert frozen.finish() == 0
+    assert oq.get_result(task_id) == result
+    assert [e.event for e in oq.history(task_id)] == ["enqueued", "started", "expired", "started", "succeeded"]
+
+
+async def lease_end(store: Path, task_id: str) -> int:
+    async with SQLiteStorage(store) as storage:
+        record = await storage.get(task_id)
+    assert record is not None
+    assert record.lease_until_us is not None
+    return record.lease_until_us
+
+
+def test_a_thawed_worker_goes_on_with_other_tasks(fleet: Fleet, oq: OmniQ, tmp_path: Path) -> None:
+    frozen = fleet.worker().ready()
+    gate = tmp_path / "gate"
+    first = oq.options(lease=SHORT_LEASE_S).enqueue(fault_jobs.wait_for_file_at_first, str(fleet.side), str(gate))
+    until(lambda: fleet.noted(), "the first attempt")
+    frozen.freeze_outside_a_write(fleet.store)
+    other = fleet.worker().ready()
+    assert oq.get_result(first, wait=True, timeout=20) is not None
+    assert other.finish() == 0
+    gate.touch()
+    frozen.thaw()
+    second = oq.enqueue(fault_jobs.work, str(fleet.side), 0.0)
+    result = oq.get_result(second, wait=True, timeout=20)
+    assert result is not None
+    assert result.result == f"1-{frozen.pid}"
+
+
+def test_a_task_that_kills_its_worker_every_time_ends_as_worker_lost(fleet: Fleet, oq: OmniQ) -> None:
+    before = oq.enqueue_many(fault_jobs.work, [(str(fleet.side), 0.0)] * 20)
+    poison = oq.options(max_retries=2).enqueue(fault_jobs.die, str(fleet.side))
+    after = oq.enqueue_many(fault_jobs.work, [(str(fleet.side), 0.0)] * 20)
+    worker = fleet.worker()
+
+    def ended() -> bool:
+        nonlocal worker
+        if not worker.running:
+            assert worker.popen.returncode == 7, worker.errors
+            worker = fleet.worker()
+        return not any(c.waiting or c.running for c in oq.counts())
+
+    until(ended, "all tasks to end", 60)
+    result = oq.get_result(poison)
+    assert result is not None
+    assert result.error is not None
+    assert (result.status, result.error.type, result.attempts) == (TaskStatus.FAILED, "WorkerLost", 3)
+    assert "died during attempt 3 of 3" in result.error.message
+    assert [task for task, _, _ in fleet.noted()].count(poison) == 3
+    others = [oq.get_result(i) for i in [*before, *after]]
+    assert [r.status for r in others if r] == [TaskStatus.SUCCESS] * 40
+
+
+def test_neighbours_of_a_task_that_kills_its_worker_are_not_failed_with_it(fleet: Fleet, oq: OmniQ) -> None:
+    """A worker with several slots holds them beside it each time: what they lose must not use up their attempts."""
+    poison = oq.options(max_retries=3).enqueue(fault_jobs.die, str(fleet.side))
+    neighbours = [oq.options(max_retries=3).enqueue(fault_jobs.work, str(fleet.side), 0.5) for _ in range(3)]
+    worker = fleet.worker(concurrency=4)
+
+    def ended() -> bool:
+        nonlocal worker
+        if not worker.running:
+            worker = fleet.worker(concurrency=4)
+        return not any(c.waiting or c.running for c in oq.counts())
+
+    until(ended, "all tasks to end", 60)
+    results = [oq.get_result(i) for i in neighbours]
+    assert [r.status for r in results if r] == [TaskStatus.SUCCESS] * 3
+    assert oq.get_task(poison).status is TaskStatus.FAILED  # type: ignore[union-attr]
+
+
+def test_a_worker_is_not_taken_for_dead_by_a_store_of_its_own_process_with_another_path(fleet: Fleet) -> None:
+    """Closing any descriptor of a lock file drops the lock, so the same file must be known under every spelling."""
+    other_name = fleet.folder / "other-name"
+    other_name.symlink_to(fleet.folder, target_is_directory=True)
+
+    async def lost() -> list[str]:
+        async with SQLiteStorage(fleet.store) as first, SQLiteStorage(other_name / "queue.db") as second:
+            await first.hold_worker("host:1:me")
+            await second.lost_workers()
+            try:
+                return await asyncio.to_thread(lost_by_another_process, fleet)
+            finally:
+                await first.release_worker("host:1:me")
+
+    assert asyncio.run(lost()) == []
+
+
+def lost_by_another_process(fleet: Fleet) -> list[str]:
+    locks = os.fspath(fleet.store) + "-locks"
+    code = f"from omniq.storage.liveness import WorkerLocks; from pathlib import Path; print(WorkerLocks(Path({locks!r})).lost())"
+    process = fleet.start("looker", "-c", code)
+    assert process.finish() == 0, process.errors
+    return [] if process.lines == ["[]"] else process.lines
