@@ -1,5 +1,6 @@
 """Later and again: a task with an eta, one with an interval, and one that asks for its own retry."""
 
+import itertools
 import logging
 import time
 from datetime import UTC, datetime, timedelta
@@ -41,7 +42,7 @@ def main() -> None:
                 print(f"{result.result} (attempt {result.attempts})")
             oq.cancel(series)
 
-    gaps = [b - a for a, b in zip(ticks, ticks[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(ticks)]
     print(f"the interval task ran {len(ticks)} times, {sum(gaps) / len(gaps):.2f} s apart on average")
 
 

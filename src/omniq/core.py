@@ -113,7 +113,9 @@ class AsyncOmniQ:
         """A task as it stands, or None."""
         return await self.queue.get_task(task_id)
 
-    async def find(self, filter: Filter | None = None, *, cursor: str | None = None, limit: int = 50) -> tuple[list[Task], str | None]:
+    async def find(
+        self, filter: Filter | None = None, *, cursor: str | None = None, limit: int = 50
+    ) -> tuple[list[Task], str | None]:
         """Tasks that match, newest first, and the cursor of the next page."""
         return await self.queue.find(filter or Filter(), cursor, limit)
 
@@ -322,7 +324,9 @@ class OmniQ:
         """A task as it stands, or None."""
         return self._call(self._async.get_task(task_id))
 
-    def find(self, filter: Filter | None = None, *, cursor: str | None = None, limit: int = 50) -> tuple[list[Task], str | None]:
+    def find(
+        self, filter: Filter | None = None, *, cursor: str | None = None, limit: int = 50
+    ) -> tuple[list[Task], str | None]:
         """Tasks that match, newest first, and the cursor of the next page."""
         return self._call(self._async.find(filter, cursor=cursor, limit=limit))
 

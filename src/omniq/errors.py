@@ -144,7 +144,7 @@ class OutcomeUnknown(StoreError):
     """The call was sent and no answer came; send it again with `repeat=True`."""
 
 
-class Retry(Exception):  # noqa: N818 - it is an instruction, raised like StopIteration
+class Retry(Exception):
     """Raise inside a task to run it again later; it counts as a failed attempt."""
 
     def __init__(self, message: str = "retry requested", *, after: float | timedelta | None = None) -> None:
@@ -154,5 +154,5 @@ class Retry(Exception):  # noqa: N818 - it is an instruction, raised like StopIt
             raise Invalid(f"Retry(after={after!r}): the delay cannot be negative")
 
 
-class Unrecoverable(Exception):  # noqa: N818 - see Retry
+class Unrecoverable(Exception):
     """Raise inside a task to fail it at once, whatever retries are left."""

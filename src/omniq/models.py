@@ -195,8 +195,8 @@ class Task(msgspec.Struct, kw_only=True):
 
     id: str = ""
     func_path: str
-    args: list[Any] = msgspec.field(default_factory=list)
-    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    args: list[Any] = msgspec.field(default_factory=list[Any])
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     eta: datetime | None = None
     interval: timedelta | None = None
     max_retries: int = 3
@@ -211,7 +211,7 @@ class Task(msgspec.Struct, kw_only=True):
     group: str | None = None
     group_limit: int | None = None
     dead_queue: str | None = None
-    blocked_by: list[str] = msgspec.field(default_factory=list)
+    blocked_by: list[str] = msgspec.field(default_factory=list[str])
     idempotency_key: str | None = None
     backoff: str = ""
     result_ttl: float | None = None
@@ -260,7 +260,7 @@ class Event(msgspec.Struct, kw_only=True):
     group: str | None = None
     attempt: int = 0
     worker: str | None = None
-    data: dict[str, Any] = msgspec.field(default_factory=dict)
+    data: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 # -- times ---------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ class Operation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What every operation is; `Reserve` and `Beat` name no task."""
 
 
-class Enqueue(Operation, kw_only=True):
+class Enqueue(Operation, frozen=True, gc=False, kw_only=True):
     """Store a new task. `eta_us` is absolute, `delay_us` is added to the store's clock; give at most one."""
 
     id: str
@@ -47,7 +47,7 @@ class Enqueue(Operation, kw_only=True):
     on_conflict: Literal["error", "return", "replace_finished"] = "error"
 
 
-class Reserve(Operation, kw_only=True):
+class Reserve(Operation, frozen=True, gc=False, kw_only=True):
     """Lease up to `limit` tasks of the first queues that have any. The caller makes the token, fresh each time."""
 
     queues: tuple[str, ...]
@@ -57,21 +57,21 @@ class Reserve(Operation, kw_only=True):
     worker: str = ""
 
 
-class OnTask(Operation, kw_only=True):
+class OnTask(Operation, frozen=True, gc=False, kw_only=True):
     """An operation on one task that is already there."""
 
     queue: str
     id: str
 
 
-class Held(OnTask, kw_only=True):
+class Held(OnTask, frozen=True, gc=False, kw_only=True):
     """An operation of the task's holder. `late` forgives a lease that ran out and that nobody has taken since."""
 
     token: str
     late: bool = False
 
 
-class Ack(Held, kw_only=True):
+class Ack(Held, frozen=True, gc=False, kw_only=True):
     """The run succeeded. With `again_us` the same task is scheduled for that moment."""
 
     result: bytes | None = None
@@ -80,7 +80,7 @@ class Ack(Held, kw_only=True):
     again_us: int | None = None
 
 
-class Retry(Held, kw_only=True):
+class Retry(Held, frozen=True, gc=False, kw_only=True):
     """The run failed, run it again: after `delay_us`, at `due_us`, or with neither at once and at its old place."""
 
     error: TaskError | None = None
@@ -91,7 +91,7 @@ class Retry(Held, kw_only=True):
     lost: Lost | None = None
 
 
-class Fail(Held, kw_only=True):
+class Fail(Held, frozen=True, gc=False, kw_only=True):
     """The run failed for good: a dead letter, or moved to the task's dead queue."""
 
     error: TaskError | None = None
@@ -100,23 +100,23 @@ class Fail(Held, kw_only=True):
     lost: Lost | None = None
 
 
-class Release(Held, kw_only=True):
+class Release(Held, frozen=True, gc=False, kw_only=True):
     """Give the task back unused; the attempt is not spent."""
 
 
-class Extend(Held, kw_only=True):
+class Extend(Held, frozen=True, gc=False, kw_only=True):
     """Prolong the lease, by the task's own length unless one is given; never shortens it."""
 
     lease_us: int | None = None
 
 
-class Progress(Held, kw_only=True):
+class Progress(Held, frozen=True, gc=False, kw_only=True):
     """Store what the running task says about itself, at most 4 KiB."""
 
     data: bytes
 
 
-class Cancel(OnTask, kw_only=True):
+class Cancel(OnTask, frozen=True, gc=False, kw_only=True):
     """End a waiting task, or ask a running one to end; with its token the holder says that it has ended."""
 
     token: str | None = None
@@ -124,14 +124,14 @@ class Cancel(OnTask, kw_only=True):
     error: TaskError | None = None
 
 
-class Reschedule(OnTask, kw_only=True):
+class Reschedule(OnTask, frozen=True, gc=False, kw_only=True):
     """Give a waiting task a new time."""
 
     eta_us: int | None = None
     delay_us: int | None = None
 
 
-class Requeue(OnTask, kw_only=True):
+class Requeue(OnTask, frozen=True, gc=False, kw_only=True):
     """Bring a dead letter back."""
 
     eta_us: int | None = None
@@ -139,7 +139,7 @@ class Requeue(OnTask, kw_only=True):
     reset_attempts: bool = False
 
 
-class Remove(OnTask, kw_only=True):
+class Remove(OnTask, frozen=True, gc=False, kw_only=True):
     """Delete a task that is not running, with its result and key; `if_state` guards against a change of mind."""
 
     if_state: State | None = None
@@ -158,7 +158,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     seen_at_us: int = 0
 
 
-class Beat(Operation, kw_only=True):
+class Beat(Operation, frozen=True, gc=False, kw_only=True):
     """A sign of life of a worker, for the registry; `gone` takes it out."""
 
     info: WorkerInfo
@@ -172,13 +172,13 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What an operation did."""
 
 
-class Enqueued(Outcome, kw_only=True):
+class Enqueued(Outcome, frozen=True, gc=False, kw_only=True):
     id: str
     existed: bool
     state: State
 
 
-class Reserved(Outcome, kw_only=True):
+class Reserved(Outcome, frozen=True, gc=False, kw_only=True):
     """`next_at_us`: when something of these queues falls due or runs out, so that an idle worker sleeps exactly."""
 
     tasks: list[Record]
@@ -186,17 +186,17 @@ class Reserved(Outcome, kw_only=True):
     next_at_us: int | None = None
 
 
-class Acked(Outcome, kw_only=True):
+class Acked(Outcome, frozen=True, gc=False, kw_only=True):
     state: State
     already: bool = False
 
 
-class Retried(Outcome, kw_only=True):
+class Retried(Outcome, frozen=True, gc=False, kw_only=True):
     due_us: int
     state: State = State.SCHEDULED
 
 
-class Failed(Outcome, kw_only=True):
+class Failed(Outcome, frozen=True, gc=False, kw_only=True):
     """`queue` is where the task is now: its own, or the dead queue it moved to."""
 
     queue: str
@@ -204,32 +204,32 @@ class Failed(Outcome, kw_only=True):
     already: bool = False
 
 
-class Released(Outcome, kw_only=True):
+class Released(Outcome, frozen=True, gc=False, kw_only=True):
     state: State
 
 
-class Extended(Outcome, kw_only=True):
+class Extended(Outcome, frozen=True, gc=False, kw_only=True):
     lease_until_us: int
     cancel_requested: bool
 
 
-class Cancelled(Outcome, kw_only=True):
+class Cancelled(Outcome, frozen=True, gc=False, kw_only=True):
     state: State
 
 
-class Rescheduled(Outcome, kw_only=True):
+class Rescheduled(Outcome, frozen=True, gc=False, kw_only=True):
     due_us: int
 
 
-class Requeued(Outcome, kw_only=True):
+class Requeued(Outcome, frozen=True, gc=False, kw_only=True):
     state: State
 
 
-class Removed(Outcome, kw_only=True):
+class Removed(Outcome, frozen=True, gc=False, kw_only=True):
     pass
 
 
-class Beaten(Outcome, kw_only=True):
+class Beaten(Outcome, frozen=True, gc=False, kw_only=True):
     pass
 
 

@@ -6,7 +6,7 @@ Drivers never import this module; the queue, the workers and the doors do.
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,10 +35,8 @@ class Backoff(msgspec.Struct, frozen=True):
 
     def delay_us(self, failures: int, random: float) -> int:
         n = max(failures, 1)
-        if self.kind == "exp":
-            raw = self.base_ms << min(n - 1, 40)
-        else:
-            raw = self.base_ms * (n**4 if self.kind == "quartic" else 1)
+        factor = {"exp": 1 << min(n - 1, 40), "fixed": 1, "quartic": n**4}[self.kind]
+        raw = self.base_ms * factor
         return int(min(raw, self.max_ms) * 1000 * (1 + random * self.jitter / 100))
 
 
@@ -82,8 +80,7 @@ def after_failure(
     late: bool = True,
 ) -> Retry | Fail:
     """What follows a failed run: a retry after a pause, or the end. `after_us` is the task's own wish."""
-    assert task.token is not None, "only a held task can fail"
-    held = {"queue": task.queue, "id": task.id, "token": task.token, "late": late}
+    held: dict[str, Any] = {"queue": task.queue, "id": task.id, "token": task.token, "late": late}
     if final or task.attempts >= max_attempts(task):
         return Fail(**held, error=error, ran_us=ran_us, again_us=next_run(task, now_us))
     delay = after_us if after_us is not None else parse_backoff(task.backoff).delay_us(task.attempts, random)
@@ -93,15 +90,20 @@ def after_failure(
 def after_loss(lease: Lease, now_us: int, random: float) -> Operation:
     """What follows a lost lease: the run counts, so a task that keeps killing its workers ends as a dead letter."""
     task, lost = lease.record, lease.lost
-    assert task.token is not None, "only a held task can be lost"
-    held = {"queue": task.queue, "id": task.id, "token": task.token}
+    held: dict[str, Any] = {"queue": task.queue, "id": task.id, "token": task.token}
     error = _loss_error(task, lost)
     if task.attempts >= max_attempts(task):
         return Fail(**held, error=error, lost=lost, again_us=next_run(task, now_us))
     if task.cancel_requested:
         return Cancel(**held, lost=lost, error=error)
     policy = parse_backoff(task.backoff)
-    delay = policy.delay_us(task.attempts, random) if policy.loss == "backoff" else None
+    delay = None
+    if policy.loss == "backoff":
+        delay = policy.delay_us(task.attempts, random)
+    elif task.attempts > 1:
+        # Lost more than once: one of those that were lost together may be what kills the worker. Spread them, so that it
+        # does not take the same neighbours with it until all of them are out of attempts.
+        delay = int(random * policy.delay_us(task.attempts, 0))
     return Retry(**held, error=error, lost=lost, delay_us=delay)
 
 

@@ -26,7 +26,19 @@ from omniq.models import (
     new_id,
     to_us,
 )
-from omniq.operations import Ack, Cancel, Cancelled, Enqueue, Enqueued, Fail, Filter, Operation, QueueCounts, Requeue, Retry
+from omniq.operations import (
+    Ack,
+    Cancel,
+    Cancelled,
+    Enqueue,
+    Enqueued,
+    Fail,
+    Filter,
+    Operation,
+    QueueCounts,
+    Requeue,
+    Retry,
+)
 from omniq.policy import after_failure, next_run, parse_backoff
 from omniq.serialization import Serializer, make_serializer
 from omniq.storage.base import BaseStorage
@@ -46,7 +58,9 @@ class AsyncTaskQueue:
         self.serializer: Serializer = make_serializer(self.settings.serializer)
         self._retry_policy = self.settings.backoff
         self._lease_us = duration_us(self.settings.lease, "lease")
-        self._timeout_us = None if self.settings.default_timeout is None else duration_us(self.settings.default_timeout, "timeout")
+        self._timeout_us = (
+            None if self.settings.default_timeout is None else duration_us(self.settings.default_timeout, "timeout")
+        )
         self._ttl_us = duration_us(self.settings.result_ttl_seconds, "result_ttl", zero=True)
         self._key_ttl_us = duration_us(self.settings.idempotency_ttl, "idempotency_ttl")
 
@@ -104,7 +118,16 @@ class AsyncTaskQueue:
         }
         own_id = _set(options.task_id, None)
         # The body of a task: what a second enqueue under the same id or key must repeat. Where nothing can repeat, no hash.
-        body = (func.name, eta_us, delay_us, fixed["interval_us"], timeout_us, retries, fixed["group"], fixed["dead_queue"])
+        body = (
+            func.name,
+            eta_us,
+            delay_us,
+            fixed["interval_us"],
+            timeout_us,
+            retries,
+            fixed["group"],
+            fixed["dead_queue"],
+        )
         wants_hash = key is not None or own_id is not None
         serializer = self.serializer
 

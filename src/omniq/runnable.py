@@ -9,12 +9,26 @@ import typing
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
 
-_RICH = (datetime, date, time, timedelta, Decimal, UUID, bytes, bytearray, set, frozenset, tuple, msgspec.Struct, enum.Enum)
+_RICH = (
+    datetime,
+    date,
+    time,
+    timedelta,
+    Decimal,
+    UUID,
+    bytes,
+    bytearray,
+    set,
+    frozenset,
+    tuple,
+    msgspec.Struct,
+    enum.Enum,
+)
 
 
 class Runnable:
@@ -55,10 +69,13 @@ def _rich_parameters(func: Callable[..., Any]) -> dict[str, Any]:
 
 def _is_rich(hint: Any) -> bool:
     if isinstance(hint, type):
-        return issubclass(hint, _RICH) or dataclasses.is_dataclass(hint)
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(origin, type) and (issubclass(origin, _RICH) or (issubclass(origin, dict) and inner[:1] not in ((), (str,)))):
-        return True
+        return issubclass(hint, _RICH) or dataclasses.is_dataclass(cast(Any, hint))
+    origin: Any = typing.get_origin(hint)
+    inner = typing.get_args(hint)
+    if isinstance(origin, type):
+        kind = cast("type[Any]", origin)
+        if issubclass(kind, _RICH) or (issubclass(kind, dict) and inner[:1] not in ((), (str,))):
+            return True
     return any(_is_rich(part) for part in inner)
 
 

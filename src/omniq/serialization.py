@@ -66,18 +66,19 @@ class CloudpickleSerializer:
         log.warning("cloudpickle is on: whoever can write to the store can run code in this process")
 
     def encode(self, value: Any) -> bytes:
-        import cloudpickle
+        import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 
         try:
-            return b'"' + base64.b64encode(cast(bytes, cloudpickle.dumps(value))) + b'"'
+            data: bytes = cloudpickle.dumps(value)  # pyright: ignore[reportUnknownMemberType]
         except Exception as exc:
             raise SerializationError(f"{_describe(value)} cannot be pickled: {exc}") from exc
+        return b'"' + base64.b64encode(data) + b'"'
 
     def decode(self, data: bytes) -> Any:
-        import cloudpickle
+        import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 
         try:
-            return cloudpickle.loads(base64.b64decode(_decoder.decode(data)))  # noqa: S301 - asked for on this side too
+            return cloudpickle.loads(base64.b64decode(_decoder.decode(data)))
         except Exception as exc:
             raise SerializationError(f"stored value cannot be unpickled: {exc}") from exc
 

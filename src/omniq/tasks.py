@@ -23,17 +23,17 @@ R = TypeVar("R")
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What omniq is told about a call, apart from the function's own arguments. What is unset comes from the settings."""
 
-    eta: datetime | timedelta | None | UnsetType = UNSET
-    interval: timedelta | float | None | UnsetType = UNSET
+    eta: datetime | timedelta | UnsetType | None = UNSET
+    interval: timedelta | float | UnsetType | None = UNSET
     max_retries: int | UnsetType = UNSET
-    timeout: float | timedelta | None | UnsetType = UNSET
+    timeout: float | timedelta | UnsetType | None = UNSET
     lease: float | timedelta | UnsetType = UNSET
     queue: str | UnsetType = UNSET
-    group: str | None | UnsetType = UNSET
+    group: str | UnsetType | None = UNSET
     group_limit: int | UnsetType = UNSET
-    idempotency_key: str | None | UnsetType = UNSET
+    idempotency_key: str | UnsetType | None = UNSET
     blocked_by: Sequence[str] | UnsetType = UNSET
-    dead_queue: str | None | UnsetType = UNSET
+    dead_queue: str | UnsetType | None = UNSET
     result_ttl: float | timedelta | UnsetType = UNSET
     backoff: str | UnsetType = UNSET
     task_id: str | UnsetType = UNSET
@@ -138,7 +138,7 @@ def func_path(func: Callable[..., Any]) -> str:
 class Callee:
     """A function as the enqueuing side knows it: its name, its own options, and a check of the arguments."""
 
-    __slots__ = ("_most", "_least", "_signature", "name", "options")
+    __slots__ = ("_least", "_most", "_signature", "name", "options")
 
     def __init__(self, name: str, options: Options, func: Callable[..., Any] | None) -> None:
         self.name, self.options = name, options

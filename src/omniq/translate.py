@@ -40,7 +40,8 @@ def decode_call(task: Record, serializer: Serializer) -> Call:
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         if fields and fields.keys() <= {"args", "kwargs", "func"} and (fields.keys() & {"args", "kwargs"}):
-            args, kwargs = fields.get("args") or [], fields.get("kwargs") or {}
+            args: Any = fields.get("args") or []
+            kwargs: Any = fields.get("kwargs") or {}
             if isinstance(args, list | tuple) and isinstance(kwargs, dict):
                 return list(cast("list[Any]", args)), cast("dict[str, Any]", kwargs)
     return [value], {}
@@ -59,10 +60,8 @@ def enqueue_of(task: Task, serializer: Serializer) -> Enqueue:
     """The operation that stores a `Task` as it stands."""
     if task.max_retries < 0:
         raise Invalid(f"max_retries cannot be negative: {task.max_retries}")
-    if task.payload is not None:
-        payload = serializer.encode(task.payload)
-    else:
-        payload = encode_call(task.args, task.kwargs, serializer)
+    given = task.payload is not None
+    payload = serializer.encode(task.payload) if given else encode_call(task.args, task.kwargs, serializer)
     timeout = None if task.timeout is None else duration_us(task.timeout, "timeout")
     interval = None if task.interval is None else duration_us(task.interval, "interval")
     eta = None if task.eta is None else to_us(task.eta)

@@ -26,9 +26,9 @@ from omniq.config import Settings
 from omniq.context import TaskContext, enter, leave, log_fields
 from omniq.errors import Invalid, OutcomeUnknown, Refused, SerializationError, StoreError, Unrecoverable
 from omniq.errors import Retry as RetryLater
+from omniq.middleware import Middleware
 from omniq.models import DEFAULT_LEASE_US, Record, TaskError, check_queue, new_id, new_token
 from omniq.operations import Beat, Cancel, Extend, Extended, Operation, Progress, Release, Reserve, Reserved, WorkerInfo
-from omniq.middleware import Middleware
 from omniq.queue import AsyncTaskQueue
 from omniq.runnable import Runnable
 from omniq.storage.base import BaseStorage, Result
@@ -92,7 +92,7 @@ class AsyncWorkerPool:
         if not 0 < poll_interval < 86_400:
             raise Invalid(f"poll_interval must be more than 0 seconds, not {poll_interval!r}")
         self.grace = self._queue.settings.grace if grace is None else grace
-        if not 0 <= self.grace:
+        if not self.grace >= 0:
             raise Invalid(f"grace cannot be negative: {grace!r}")
         if isinstance(queues, str) or queues == []:
             raise Invalid(f"queues is a list of queue names, not {queues!r}")
@@ -151,6 +151,7 @@ class AsyncWorkerPool:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
+        self._left = asyncio.Event()
         self._started_us = self.storage.clock()
         self._threads = TaskThreads(f"omniq-task-{self.worker_id}")
         self._first_turn: asyncio.Future[None] = self._loop.create_future()
@@ -181,6 +182,7 @@ class AsyncWorkerPool:
             run.interrupt("release")
         await self._until_empty(5.0)
         self._leaving = True
+        self._left.set()
         self._wake.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for slot in self._slots:
@@ -335,9 +337,7 @@ class AsyncWorkerPool:
         if not self._dry or self._stopping or not self._wanted():  # nothing the store could say matters now
             await self._woken(timeout)
         else:
-            bell = self._loop.create_task(
-                self.storage.wait(self._named_queues or (), timeout=timeout, after=self._seen)
-            )
+            bell = self._loop.create_task(self.storage.wait(self._named_queues or (), timeout=timeout, after=self._seen))
             waiting = self._loop.create_task(self._wake.wait())
             try:
                 await asyncio.wait((bell, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -555,7 +555,9 @@ class AsyncWorkerPool:
         record, data = run.record, run.context.unsent_progress
         if data is not None and self._running.get(record.id) is run:
             run.context.unsent_progress = None
-            self._outbox.append((Progress(queue=record.queue, id=record.id, token=cast(str, record.token), late=True, data=data),))
+            self._outbox.append(
+                (Progress(queue=record.queue, id=record.id, token=cast(str, record.token), late=True, data=data),)
+            )
             self._wake.set()
 
     def _cancel_run(self, task_id: str) -> None:
@@ -634,9 +636,11 @@ class AsyncWorkerPool:
             await self._nap(REAP_S * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _nap(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not self._leaving and time.monotonic() < end:
-            await asyncio.sleep(min(0.1 if self._stopping else seconds, max(end - time.monotonic(), 0)))
+        try:
+            async with asyncio.timeout(seconds):
+                await self._left.wait()
+        except TimeoutError:
+            pass
 
     async def _reap(self) -> None:
         lost = await self.storage.lost_workers()
@@ -646,8 +650,9 @@ class AsyncWorkerPool:
         await self.storage.sweep()
 
     async def _purge(self) -> None:
-        while await self.storage.purge(self._queue.settings.retention, limit=PURGE_BATCH) >= PURGE_BATCH:
-            await asyncio.sleep(0.01)
+        retention = self._queue.settings.retention
+        while await self.storage.purge(retention, limit=PURGE_BATCH) >= PURGE_BATCH and not self._leaving:
+            await self._nap(0.01)  # let others write
 
 
 def _ran_us(run: _Run) -> int:
@@ -703,7 +708,8 @@ class WorkerPool:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _end_loop(self) -> None:
-        assert self._loop is not None and self._thread is not None
+        if self._loop is None or self._thread is None:
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

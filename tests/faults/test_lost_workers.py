@@ -1,7 +1,6 @@
 """What follows when a worker dies or stops: others notice the death at once, silence only when the lease has run out."""
 
 import asyncio
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ import pytest
 from fault_processes import Fleet, until
 
 from omniq import OmniQ, SQLiteStorage, TaskStatus
+from omniq.models import new_token
+from omniq.operations import Enqueue, Reserve
 
 LONG_LEASE_S = 30.0
 SHORT_LEASE_S = 1.5
@@ -159,18 +160,23 @@ def test_a_worker_is_not_taken_for_dead_by_a_store_of_its_own_process_with_anoth
     async def lost() -> list[str]:
         async with SQLiteStorage(fleet.store) as first, SQLiteStorage(other_name / "queue.db") as second:
             await first.hold_worker("host:1:me")
-            await second.lost_workers()
+            await first.apply([(Enqueue(id="t", name="job"),)])
+            await first.apply([(Reserve(queues=("default",), token=new_token(), worker="host:1:me"),)])
             try:
+                assert await second.lost_workers() == []
                 return await asyncio.to_thread(lost_by_another_process, fleet)
             finally:
                 await first.release_worker("host:1:me")
 
-    assert asyncio.run(lost()) == []
+    assert asyncio.run(lost()) == ["[]"]
 
 
 def lost_by_another_process(fleet: Fleet) -> list[str]:
-    locks = os.fspath(fleet.store) + "-locks"
-    code = f"from omniq.storage.liveness import WorkerLocks; from pathlib import Path; print(WorkerLocks(Path({locks!r})).lost())"
-    process = fleet.start("looker", "-c", code)
+    code = """
+import asyncio, sys
+from omniq import SQLiteStorage
+print(asyncio.run(SQLiteStorage(sys.argv[1]).lost_workers()))
+"""
+    process = fleet.start("looker", "-c", code, str(fleet.store))
     assert process.finish() == 0, process.errors
-    return [] if process.lines == ["[]"] else process.lines
+    return process.lines

@@ -42,7 +42,9 @@ def worker(
     ] = None,
     queues: Annotated[str | None, typer.Option(help="Queues to serve, in order, separated by commas. Default: all.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="How many tasks run at once.")] = 10,
-    grace: Annotated[float | None, typer.Option(min=0, help="Seconds that running tasks get after SIGTERM. Default 25.")] = None,
+    grace: Annotated[
+        float | None, typer.Option(min=0, help="Seconds that running tasks get after SIGTERM. Default 25.")
+    ] = None,
     drain_and_exit: Annotated[
         bool, typer.Option("--drain-and-exit", help="End when nothing is ready, running or waiting for a retry.")
     ] = False,

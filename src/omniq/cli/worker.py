@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,12 @@ log = logging.getLogger("omniq.cli")
 
 
 def run_worker(
-    modules: Sequence[str], store: str | None, queues: Sequence[str] | None, concurrency: int, grace: float | None, drain: bool
+    modules: Sequence[str],
+    store: str | None,
+    queues: Sequence[str] | None,
+    concurrency: int,
+    grace: float | None,
+    drain: bool,
 ) -> int:
     settings = load_settings()
     set_up_logging(settings.log_level)
@@ -33,7 +39,12 @@ def run_worker(
     url = store or settings.url
     _import_modules(modules)
     oq = AsyncOmniQ.from_url(url, settings=settings)
-    log.info("store %s; modules %s; tasks %s", mask(url), ", ".join(modules), ", ".join(sorted(REGISTRY)) or "(none registered)")
+    log.info(
+        "store %s; modules %s; tasks %s",
+        mask(url),
+        ", ".join(modules),
+        ", ".join(sorted(REGISTRY)) or "(none registered)",
+    )
     return asyncio.run(_work(oq, modules, queues, concurrency, drain))
 
 
@@ -44,15 +55,15 @@ def _import_modules(modules: Sequence[str]) -> None:
             importlib.import_module(module)
         except ModuleNotFoundError as exc:
             if exc.name is not None and (module == exc.name or module.startswith(exc.name + ".")):
-                raise ConfigError(f"no module {module!r}: give it as in 'import {module}', from the folder where that works") from exc
+                raise ConfigError(
+                    f"no module {module!r}: give it as in 'import {module}', from the folder where that works"
+                ) from exc
             raise ConfigError(f"module {module!r} cannot be imported: {exc}") from exc
         except Exception as exc:
             raise ConfigError(f"module {module!r} cannot be imported: {type(exc).__name__}: {exc}") from exc
 
 
-async def _work(
-    oq: AsyncOmniQ, modules: Sequence[str], queues: Sequence[str] | None, concurrency: int, drain: bool
-) -> int:
+async def _work(oq: AsyncOmniQ, modules: Sequence[str], queues: Sequence[str] | None, concurrency: int, drain: bool) -> int:
     async with oq:
         pool = await oq.worker(concurrency=concurrency, queues=queues, allow=modules)
         stopping = asyncio.Event()
@@ -81,8 +92,9 @@ def _catch_signals(pool: AsyncWorkerPool, stopping: asyncio.Event) -> None:
         loop.add_signal_handler(number, on_signal, number)
 
 
-async def _first(*coroutines: object) -> None:
-    tasks = [asyncio.ensure_future(c) for c in coroutines]  # type: ignore[arg-type]
+async def _first(*coroutines: Coroutine[Any, Any, object]) -> None:
+    """Return when the first of them ends; the others are cancelled."""
+    tasks = [asyncio.ensure_future(c) for c in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

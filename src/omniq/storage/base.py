@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from omniq.errors import Invalid, NotActive, Refused, TaskNotFound
 from omniq.models import (
@@ -64,13 +64,13 @@ from omniq.storage.waiting import Waiters
 from omniq.translate import enqueue_of, result_of, task_of
 
 Result = list[Outcome] | Refused
-O = TypeVar("O", bound=Outcome)
+Expected = TypeVar("Expected", bound=Outcome)
 
 
 class BaseStorage(abc.ABC):
     """One store of tasks. Opens itself at its first call, is safe to use from any thread and any event loop."""
 
-    capabilities: ClassVar[Capabilities]
+    capabilities: Capabilities
 
     def __init__(self, *, clock: Callable[[], int] = now_us, serializer: Serializer | None = None, events: bool = True) -> None:
         self.clock = clock
@@ -83,7 +83,7 @@ class BaseStorage(abc.ABC):
     def from_url(cls, url: str, **options: Any) -> BaseStorage:
         """The storage that a URL names: `memory://`, `sqlite:///path.db`, `file:///dir`."""
         driver, target, query = driver_for(url)
-        return driver(target, **query, **options)
+        return driver(**target, **query, **options)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -178,10 +178,10 @@ class BaseStorage(abc.ABC):
     async def promote(self, queue: str, limit: int = 1000, now_us: int | None = None) -> int:
         """Make due tasks ready now rather than at the next `Reserve`; how many."""
 
-    async def hold_worker(self, worker: str) -> None:
+    async def hold_worker(self, worker: str) -> None:  # noqa: B027 - an optional ability
         """Take a lock that the kernel lets go when this process dies, where the driver can."""
 
-    async def release_worker(self, worker: str) -> None:
+    async def release_worker(self, worker: str) -> None:  # noqa: B027
         """Let go of it in good order."""
 
     async def lost_workers(self) -> list[str]:
@@ -202,9 +202,7 @@ class BaseStorage(abc.ABC):
         """The results that are there, by task id."""
 
     @abc.abstractmethod
-    async def find(
-        self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True
-    ) -> Page: ...
+    async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page: ...
 
     @abc.abstractmethod
     async def counts(self, now_us: int | None = None) -> list[QueueCounts]: ...
@@ -323,8 +321,10 @@ class BaseStorage(abc.ABC):
         tasks = (await self._one(op, Reserved, at)).tasks
         return tasks[0] if tasks else None
 
-    async def ack(self, id: str, token: str, *, result: Any = None, queue: str | None = None, now: datetime | None = None) -> None:
-        held = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
+    async def ack(
+        self, id: str, token: str, *, result: Any = None, queue: str | None = None, now: datetime | None = None
+    ) -> None:
+        held: dict[str, Any] = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
         data = None if result is None else self.serializer.encode(result)
         await self._one(Ack(**held, result=data, encoding=self.serializer.name), Acked, _at(now))
 
@@ -339,7 +339,7 @@ class BaseStorage(abc.ABC):
         queue: str | None = None,
         now: datetime | None = None,
     ) -> None:
-        held = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
+        held: dict[str, Any] = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
         op = Retry(**held, due_us=_at(run_at), attempts=attempts, error=error)
         await self._one(op, Retried, _at(now))
 
@@ -352,20 +352,24 @@ class BaseStorage(abc.ABC):
         queue: str | None = None,
         now: datetime | None = None,
     ) -> None:
-        held = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
+        held: dict[str, Any] = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
         await self._one(Fail(**held, error=error), Failed, _at(now))
 
     async def extend_lease(
         self, id: str, token: str, lease: float | timedelta, *, queue: str | None = None, now: datetime | None = None
     ) -> int:
         """The new end of the lease, in microseconds."""
-        held = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
+        held: dict[str, Any] = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
         return (await self._one(Extend(**held, lease_us=_lease_us(lease)), Extended, _at(now))).lease_until_us
 
     # -- reaping -----------------------------------------------------------------------------------
 
     async def reclaim(
-        self, now_us: int | None = None, queues: Sequence[str] | None = None, lost_workers: Sequence[str] = (), limit: int = 1000
+        self,
+        now_us: int | None = None,
+        queues: Sequence[str] | None = None,
+        lost_workers: Sequence[str] = (),
+        limit: int = 1000,
     ) -> int:
         """Take back leases that ran out or whose worker is lost: read, decide, apply. How many were taken."""
         lost = await self.expired(now_us, limit, queues, lost_workers)
@@ -377,11 +381,11 @@ class BaseStorage(abc.ABC):
 
     # -- one operation -----------------------------------------------------------------------------
 
-    async def _one(self, op: Operation, kind: type[O], at: int | None = None) -> O:
+    async def _one(self, op: Operation, kind: type[Expected], at: int | None = None) -> Expected:
         (answer,) = await self.apply([(op,)], at)
         if isinstance(answer, Refused):
             raise answer
-        return cast(O, answer[0])
+        return cast(Expected, answer[0])
 
     def _holding(self, task_id: str) -> Record:
         held = self._held.get(task_id)
@@ -396,8 +400,8 @@ class BaseStorage(abc.ABC):
         return queue
 
 
-def _held(task: Record) -> dict[str, str]:
-    return {"queue": task.queue, "id": task.id, "token": cast(str, task.token)}
+def _held(task: Record) -> dict[str, Any]:
+    return {"queue": task.queue, "id": task.id, "token": task.token}
 
 
 def _at(moment: datetime | None) -> int | None:

@@ -48,7 +48,7 @@ class Bell:
         self._closing = True
         self._wanted.set()
         if self._thread is not None:
-            os.pwrite(self._fd, self._count().to_bytes(8), 0)  # wakes our own watcher, and rings for nobody else
+            os.utime(self._fd)  # wakes the watchers, ours to end; the others see that nobody rang
             self._thread.join()
         os.close(self._fd)
 
@@ -77,7 +77,7 @@ class Bell:
             from asyncinotify import Inotify, Mask
 
             inotify = Inotify()
-            inotify.add_watch(self._path, Mask.MODIFY)
+            inotify.add_watch(str(self._path), Mask.MODIFY | Mask.ATTRIB)  # pyright: ignore[reportUnknownMemberType]
         except (ImportError, OSError) as exc:
             log.warning("no inotify (%s): polling for wake-ups every %d ms", exc, POLL_S * 1000)
             return None

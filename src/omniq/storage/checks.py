@@ -6,7 +6,19 @@ from collections.abc import Sequence
 
 from omniq.errors import DuplicateTarget, Invalid, InvalidLease, LimitExceeded, TaskIdRequired
 from omniq.models import MAX_BLOCKERS, check_id, check_name, check_queue, check_text
-from omniq.operations import Beat, Capabilities, Enqueue, Extend, OnTask, Operation, Progress, Requeue, Reschedule, Reserve, Retry
+from omniq.operations import (
+    Beat,
+    Capabilities,
+    Enqueue,
+    Extend,
+    OnTask,
+    Operation,
+    Progress,
+    Requeue,
+    Reschedule,
+    Reserve,
+    Retry,
+)
 
 Transaction = Sequence[Operation]
 

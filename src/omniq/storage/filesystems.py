@@ -6,8 +6,30 @@ import sys
 from pathlib import Path
 
 _NETWORK = frozenset(
-    "9p afs beegfs ceph cifs davfs fuse.ceph fuse.curlftpfs fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs glusterfs gpfs "
-    "lustre ncpfs nfs nfs4 ocfs2 smb2 smb3 smbfs".split()
+    [
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "davfs",
+        "fuse.ceph",
+        "fuse.curlftpfs",
+        "fuse.glusterfs",
+        "fuse.rclone",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "ocfs2",
+        "smb2",
+        "smb3",
+        "smbfs",
+    ]
 )
 
 

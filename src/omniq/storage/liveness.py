@@ -12,7 +12,9 @@ import threading
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-_own: dict[Path, tuple[int, int]] = {}  # lock file → (pid, descriptor) of workers of this very process
+# (device, inode) of a lock file → (pid, descriptor), for the workers of this very process. A path will not do: the same store
+# may be known by two of them.
+_own: dict[tuple[int, int], tuple[int, int]] = {}
 _own_lock = threading.Lock()
 
 
@@ -20,10 +22,10 @@ class WorkerLocks:
     """The lock files of one store, in a folder beside it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder = folder.absolute()
 
     def _path(self, worker: str) -> Path:
-        return (self._folder / quote(worker, safe="")).absolute()
+        return self._folder / quote(worker, safe="")
 
     def hold(self, worker: str) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -32,19 +34,16 @@ class WorkerLocks:
             while True:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.lockf(descriptor, fcntl.LOCK_EX)
-                try:
-                    same = os.fstat(descriptor).st_ino == os.stat(path).st_ino
-                except FileNotFoundError:
-                    same = False
-                if same:  # else somebody tidied the file away between open and lock
-                    _own[path] = (os.getpid(), descriptor)
+                here = _identity(path)
+                if here == _identity(descriptor):  # else somebody tidied the file away between open and lock
+                    _own[here] = (os.getpid(), descriptor)
                     return
                 os.close(descriptor)
 
     def release(self, worker: str) -> None:
         path = self._path(worker)
         with _own_lock:
-            pid, descriptor = _own.pop(path, (0, -1))
+            pid, descriptor = _own.pop(_identity(path), (0, -1))
             if pid == os.getpid():
                 path.unlink(missing_ok=True)
                 os.close(descriptor)
@@ -55,7 +54,7 @@ class WorkerLocks:
             names = os.listdir(self._folder)
         except FileNotFoundError:
             return []
-        return [unquote(name) for name in names if self._free(self._folder.absolute() / name)]
+        return [unquote(name) for name in names if self._free(self._folder / name)]
 
     def forget(self, worker: str) -> None:
         """Tidy the file of a dead worker away, unless somebody holds it after all."""
@@ -94,4 +93,12 @@ class WorkerLocks:
 
     @staticmethod
     def _is_own(path: Path) -> bool:
-        return _own.get(path, (0, -1))[0] == os.getpid()
+        return _own.get(_identity(path), (0, -1))[0] == os.getpid()
+
+
+def _identity(file: Path | int) -> tuple[int, int]:
+    try:
+        found = os.stat(file)
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_dev, found.st_ino

@@ -191,13 +191,21 @@ class Machine:
             if repeat and known is None and isinstance(op, Enqueue):
                 known = self._stored_before(op)
             if isinstance(known, Refused):
-                if repeat and not isinstance(op, Enqueue) and isinstance(known, NotActive) and not isinstance(known, TaskNotFound):
+                if (
+                    repeat
+                    and not isinstance(op, Enqueue)
+                    and isinstance(known, NotActive)
+                    and not isinstance(known, TaskNotFound)
+                ):
                     found.append(_done_before(op))
                     continue
                 return known
             if isinstance(op, Enqueue) and op.idempotency_key is not None:
-                if keys.setdefault((op.queue, op.idempotency_key), op.fingerprint) != op.fingerprint:
-                    return IdempotencyConflict(f"idempotency key {op.idempotency_key!r} twice in a transaction, with two bodies")
+                first = keys.setdefault((op.queue, op.idempotency_key), op.fingerprint)
+                if first != op.fingerprint:
+                    return IdempotencyConflict(
+                        f"idempotency key {op.idempotency_key!r} twice in a transaction, with two bodies"
+                    )
             found.append(known)
         states = [k.state if isinstance(k, Record) else None for k in found]
         return [self._write(op, k, s, now_us) for op, k, s in zip(transaction, found, states, strict=True)]
@@ -205,7 +213,9 @@ class Machine:
     def _write(self, op: Operation, known: Any, checked: State | None, now_us: int) -> Outcome:
         if isinstance(known, Outcome):
             return known
-        if checked is not None and known.state.final and not checked.final:  # it fell with a blocker that ended in this very transaction
+        if (
+            checked is not None and known.state.final and not checked.final
+        ):  # it fell with a blocker that ended in this very transaction
             if isinstance(op, Cancel):
                 return Cancelled(state=known.state)
             if isinstance(op, Reschedule):
@@ -495,7 +505,9 @@ class Machine:
         self._end(task, State.DONE, result, op.token, now_us, again)
         if self.ledger.events_on:
             size = len(op.result) if op.result is not None else 0
-            data = b'{"result_bytes":%d}' % size if op.ran_us is None else b'{"ran_us":%d,"result_bytes":%d}' % (op.ran_us, size)
+            data = (
+                b'{"result_bytes":%d}' % size if op.ran_us is None else b'{"ran_us":%d,"result_bytes":%d}' % (op.ran_us, size)
+            )
             self.ledger.event(task, "succeeded", now_us, data)
         if again is not None:
             self._schedule_again(task, again)
@@ -631,7 +643,14 @@ class Machine:
         was_blocked = task.state is State.BLOCKED
         if was_blocked:
             self._forget_blockers(task)
-        self._end(task, State.CANCELLED, StoredResult(task_id=task.id, state=State.CANCELLED, error=task.last_error), token, now_us, None)
+        self._end(
+            task,
+            State.CANCELLED,
+            StoredResult(task_id=task.id, state=State.CANCELLED, error=task.last_error),
+            token,
+            now_us,
+            None,
+        )
         self._note(task, "cancelled", now_us, error=_brief(task.last_error))
         if task.result_ttl_us == 0:
             self._drop(task)

@@ -291,7 +291,7 @@ class MemoryStorage(BaseStorage):
 
     capabilities = Capabilities(durability="none", push_wait=True)
 
-    def __init__(self, _target: str = "", *, clock: Callable[[], int] = now_us, **options: Any) -> None:
+    def __init__(self, *, clock: Callable[[], int] = now_us, **options: Any) -> None:
         super().__init__(clock=clock, **options)
         self._store_id = new_id()
         self._lock = threading.RLock()
@@ -501,7 +501,9 @@ class MemoryStorage(BaseStorage):
         with self._lock:
             names = sorted(g for g in self._ready().lanes[queue] if cursor is None or g > cursor)
             lanes = [self._ready().lanes[queue][g] for g in names[:limit]]
-            infos = [GroupInfo(queue=queue, group=x.group, limit=x.limit or 1, inflight=x.inflight, ready=x.ready) for x in lanes]
+            infos = [
+                GroupInfo(queue=queue, group=x.group, limit=x.limit or 1, inflight=x.inflight, ready=x.ready) for x in lanes
+            ]
             return infos, names[limit - 1] if len(names) > limit else None
 
     async def workers(self, now_us: int | None = None) -> list[WorkerInfo]:

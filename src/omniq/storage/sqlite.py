@@ -37,7 +37,7 @@ from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.filesystems import network_fs
 from omniq.storage.liveness import WorkerLocks
-from omniq.storage.sqlite_ledger import COLUMNS, COUNTERS, STATES, record_of, result_of_row
+from omniq.storage.sqlite_ledger import COLUMNS, COUNTERS, record_of, result_of_row
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
 from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, Work, Writer, translate
@@ -257,7 +257,7 @@ class SQLiteStorage(BaseStorage):
     ) -> list[Lease]:
         now = self.clock() if now_us is None else now_us
         sql = f"""SELECT {COLUMNS} FROM tasks WHERE state=4 AND (lease_until <= ? OR worker IN (SELECT value FROM json_each(?)))
-            AND (? IS NULL OR queue IN (SELECT value FROM json_each(?))) ORDER BY lease_until, seq LIMIT ?"""  # noqa: S608
+            AND (? IS NULL OR queue IN (SELECT value FROM json_each(?))) ORDER BY lease_until, seq LIMIT ?"""
         names = None if queues is None else _json(list(queues))
         rows = await self._fetch(sql, (now, _json(list(lost_workers)), names, names, limit))
         records = map(record_of, rows)
@@ -291,12 +291,12 @@ class SQLiteStorage(BaseStorage):
     # -- looking -----------------------------------------------------------------------------------
 
     async def get(self, id: str, queue: str | None = None) -> Record | None:
-        rows = await self._fetch(f"SELECT {COLUMNS} FROM tasks WHERE id=? AND (? IS NULL OR queue=?)", (id, queue, queue))  # noqa: S608
+        rows = await self._fetch(f"SELECT {COLUMNS} FROM tasks WHERE id=? AND (? IS NULL OR queue=?)", (id, queue, queue))
         return record_of(rows[0]) if rows else None
 
     async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
         sql = f"""SELECT {_RESULT_COLUMNS} FROM results WHERE seq IN
-            (SELECT seq FROM tasks WHERE id IN (SELECT value FROM json_each(?)))"""  # noqa: S608
+            (SELECT seq FROM tasks WHERE id IN (SELECT value FROM json_each(?)))"""
         return {row[0]: result_of_row(row) for row in await self._fetch(sql, (_json(list(ids)),))}
 
     async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page:
@@ -310,7 +310,7 @@ class SQLiteStorage(BaseStorage):
             where.append("seq >= ?" if newest_first else "seq <= ?")
             parameters.append(edge)
         order = "DESC" if newest_first else "ASC"
-        sql = f"SELECT {COLUMNS} FROM tasks WHERE {' AND '.join(where) or '1'} ORDER BY seq {order} LIMIT ?"  # noqa: S608
+        sql = f"SELECT {COLUMNS} FROM tasks WHERE {' AND '.join(where) or '1'} ORDER BY seq {order} LIMIT ?"
         tasks = [record_of(row) for row in await self._fetch(sql, (*parameters, limit + 1))]
         if len(tasks) > limit:
             return Page(tasks=tasks[:limit], cursor=encode_cursor(tasks[limit - 1].seq))
@@ -322,7 +322,7 @@ class SQLiteStorage(BaseStorage):
         """Where a page must stop looking: the row `SCAN_LIMIT` further on, if there are so many."""
         start = after if after is not None else (1 << 62) if newest_first else 0
         side, order = ("<", "DESC") if newest_first else (">", "ASC")
-        sql = f"SELECT seq FROM tasks WHERE seq {side} ? ORDER BY seq {order} LIMIT 1 OFFSET ?"  # noqa: S608 - two constants
+        sql = f"SELECT seq FROM tasks WHERE seq {side} ? ORDER BY seq {order} LIMIT 1 OFFSET ?"
         rows = await self._fetch(sql, (start, SCAN_LIMIT))
         return rows[0][0] if rows else None
 
@@ -332,7 +332,7 @@ class SQLiteStorage(BaseStorage):
             (SELECT count(*) FROM (SELECT 1 FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=? LIMIT {_DUE_CAP})),
             (SELECT min(eta) FROM tasks t WHERE t.state=3 AND t.queue=q.queue AND t."group" IS NULL),
             (SELECT min(eta) FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=?)
-            FROM queues q ORDER BY queue"""  # noqa: S608 - constants of this module
+            FROM queues q ORDER BY queue"""
         found: list[QueueCounts] = []
         for queue, paused, *numbers, late, oldest, oldest_late in await self._fetch(sql, (now, now)):
             count = QueueCounts(queue=queue, paused=bool(paused), **dict(zip(COUNTERS, numbers, strict=True)))
@@ -346,7 +346,8 @@ class SQLiteStorage(BaseStorage):
         return [row[0] for row in await self._fetch("SELECT queue FROM queues WHERE fed >= ? ORDER BY queue", (int(fed),))]
 
     async def groups(self, queue: str, cursor: str | None = None, limit: int = 50) -> tuple[list[GroupInfo], str | None]:
-        sql = """SELECT "group", max("limit", 1), inflight, ready FROM lanes WHERE queue=? AND "group" > ? ORDER BY "group" LIMIT ?"""
+        sql = """SELECT "group", max("limit", 1), inflight, ready FROM lanes
+            WHERE queue=? AND "group" > ? ORDER BY "group" LIMIT ?"""
         rows = await self._fetch(sql, (queue, cursor or "", limit + 1))
         infos = [GroupInfo(queue=queue, group=g, limit=n, inflight=i, ready=r) for g, n, i, r in rows[:limit]]
         return infos, infos[-1].group if len(rows) > limit else None
@@ -369,14 +370,14 @@ class SQLiteStorage(BaseStorage):
         (there,) = await self.event_shards()
         if after < there.first - 1:
             raise EventsLost(f"events up to {there.first - 1} were purged; go on from there")
-        sql = f"SELECT {_EVENT_COLUMNS} FROM events WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"  # noqa: S608
+        sql = f"SELECT {_EVENT_COLUMNS} FROM events WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
         return [_event(row) for row in await self._fetch(sql, (after, (1 << 62) if upto is None else upto, limit))]
 
     async def events_of(self, id: str) -> list[EventRow]:
-        sql = f"SELECT {_EVENT_COLUMNS} FROM events WHERE task_seq = (SELECT seq FROM tasks WHERE id=?) ORDER BY seq"  # noqa: S608
+        sql = f"SELECT {_EVENT_COLUMNS} FROM events WHERE task_seq = (SELECT seq FROM tasks WHERE id=?) ORDER BY seq"
         rows = await self._fetch(sql, (id,))
         if not rows:  # the record is gone: its events are found by reading
-            rows = await self._fetch(f"SELECT {_EVENT_COLUMNS} FROM events WHERE task_id=? ORDER BY seq", (id,))  # noqa: S608
+            rows = await self._fetch(f"SELECT {_EVENT_COLUMNS} FROM events WHERE task_id=? ORDER BY seq", (id,))
         return [_event(row) for row in rows]
 
     # -- steering ----------------------------------------------------------------------------------
@@ -436,8 +437,8 @@ def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:
     add("finished_at >= ?", filter.finished_from_us)
     add("finished_at < ?", filter.finished_to_us)
     if filter.error_contains:
-        shown = """json_extract(CAST(last_error AS TEXT), '$.type') || ': ' ||
-            json_extract(CAST(last_error AS TEXT), '$.message') || char(10) || json_extract(CAST(last_error AS TEXT), '$.traceback')"""
+        shown = "json_extract(last_error, '$.type') || ': ' || json_extract(last_error, '$.message') || char(10) || "
+        shown += "json_extract(last_error, '$.traceback')"
         add(f"last_error IS NOT NULL AND instr({shown}, ?) > 0", filter.error_contains)
     if filter.payload_contains:
         whole = """CASE WHEN args IS NULL THEN payload ELSE '{"args":' || args || ',"kwargs":' || kwargs || '}' END"""
@@ -458,7 +459,7 @@ def _event(row: Row) -> EventRow:
         worker=row[8] or None,
         enqueued_at_us=row[9],
         due_us=row[10],
-        state=STATES[row[11]],
+        state=State(row[11]),
         data=row[12].encode() if row[12] else None,
     )
 

@@ -18,8 +18,8 @@ from omniq.operations import WorkerInfo
 from omniq.storage.machine import Key, Lane, QueueRow
 
 MAX_HELD = 20_000
-STATES = tuple(State)
-COUNTERS = tuple(s.name.lower() for s in State)
+STATES: list[State] = list(State)
+COUNTERS: list[str] = [s.name.lower() for s in State]
 
 _LEAN = """seq, id, queue, func_path, state, eta, asked_eta, returned, attempts, max_retries, timeout, lease, "interval",
  result_ttl, backoff, "group", token, lease_until, ended_by, worker, cancel_requested, dead_queue, blocked_by, blockers_left,
@@ -31,38 +31,40 @@ COLUMNS = _LEAN + ", args, kwargs, payload"
 # common shapes of a row have statements of their own, without the columns that are NULL, and JSON is bound as text.
 _PLAIN = """seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease, result_ttl, backoff, fingerprint,
  created_at, updated_at, origin, encoding, args, kwargs"""
-_INSERT_PLAIN = f"INSERT INTO tasks ({_PLAIN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
+_INSERT_PLAIN = f"INSERT INTO tasks ({_PLAIN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _INSERT = f"""INSERT INTO tasks ({_PLAIN}, asked_eta, "interval", "group", dead_queue, run_id, idempotency_key, headers,
- blocked_by, blockers_left, payload) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""  # noqa: S608
+ blocked_by, blockers_left, payload) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""
 _UPDATE_LEASED = """UPDATE tasks SET state=4, status='RUNNING', returned=0, attempts=?, token=?, lease_until=?, worker=?,
  started_at=?, updated_at=? WHERE seq=?"""
 _UPDATE_DONE = """UPDATE tasks SET state=5, status='SUCCESS', token=NULL, lease_until=NULL, ended_by=?, finished_at=?,
  updated_at=? WHERE seq=?"""
 _UPDATE = """UPDATE tasks SET queue=?, state=?, status=?, eta=?, asked_eta=?, returned=?, attempts=?, token=?, lease_until=?,
- ended_by=?, worker=?, cancel_requested=?, dead_queue=?, blocked_by=?, blockers_left=?, has_dependents=?, updated_at=?, started_at=?,
- finished_at=?, last_error=?, failed_at=?, progress=? WHERE seq=?"""
-_RESULT_PLAIN = """INSERT OR REPLACE INTO results (seq, task_id, status, result, encoding, finished_at, attempts, last_attempt_at,
- expires_at) VALUES (?,?,'SUCCESS',?,?,?,?,?,?)"""
+ ended_by=?, worker=?, cancel_requested=?, dead_queue=?, blocked_by=?, blockers_left=?, has_dependents=?, updated_at=?,
+ started_at=?, finished_at=?, last_error=?, failed_at=?, progress=? WHERE seq=?"""
+_RESULT_PLAIN = """INSERT OR REPLACE INTO results (seq, task_id, status, result, encoding, finished_at, attempts,
+ last_attempt_at, expires_at) VALUES (?,?,'SUCCESS',?,?,?,?,?,?)"""
 _RESULT = """INSERT OR REPLACE INTO results (seq, task_id, status, result, encoding, finished_at, attempts, last_attempt_at,
  expires_at, error) VALUES (?,?,?,?,?,?,?,?,?,?)"""
 _EVENT_COLUMNS = "seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due, state, data"
-_EVENT = f"INSERT INTO events ({_EVENT_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
-_EVENT_IN_GROUP = f'INSERT INTO events ({_EVENT_COLUMNS}, "group") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)'  # noqa: S608
+_EVENT = f"INSERT INTO events ({_EVENT_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_EVENT_IN_GROUP = f'INSERT INTO events ({_EVENT_COLUMNS}, "group") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)'
 _LANE = 'INSERT OR REPLACE INTO lanes (queue, "group", "limit", ready, inflight, members, turn) VALUES (?,?,?,?,?,?,?)'
 _QUEUE = """INSERT INTO queues (queue, paused, has_groups, groups_turn, fed) VALUES (?,?,?,?,?) ON CONFLICT (queue)
  DO UPDATE SET paused=excluded.paused, has_groups=excluded.has_groups, groups_turn=excluded.groups_turn, fed=excluded.fed"""
 _COUNT = f"""INSERT INTO queues (queue, {", ".join(COUNTERS)}) VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT (queue)
- DO UPDATE SET {", ".join(f"{c}={c}+excluded.{c}" for c in COUNTERS)}"""  # noqa: S608 - constants of this module
+ DO UPDATE SET {", ".join(f"{c}={c}+excluded.{c}" for c in COUNTERS)}"""
 
-_SELECT = f"SELECT {COLUMNS} FROM tasks"  # noqa: S608
-_BY_IDS = f"SELECT {_LEAN} FROM tasks WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
+_SELECT = f"SELECT {COLUMNS} FROM tasks"
+_BY_IDS = f"SELECT {_LEAN} FROM tasks WHERE id IN (SELECT value FROM json_each(?))"
 _VERIFY = """SELECT id, token, cancel_requested, has_dependents, lease_until FROM tasks
  WHERE state=4 AND id IN (SELECT value FROM json_each(?))"""
 _UNGROUPED = f'{_SELECT} WHERE state=3 AND queue=? AND "group" IS NULL ORDER BY returned DESC, eta, seq LIMIT ?'
 _GROUPED = f'{_SELECT} WHERE state=3 AND queue=? AND "group"=? ORDER BY returned DESC, eta, seq LIMIT ?'
 _DUE = f"{_SELECT} WHERE state=2 AND queue=? AND eta<=? ORDER BY eta, seq LIMIT ?"
 _HELD = f"{_SELECT} WHERE state=4 AND token=? ORDER BY seq"
-_DEPENDENTS = f"{_SELECT} WHERE seq IN (SELECT dependent FROM blocks WHERE blocker_id=? ORDER BY dependent LIMIT ?) ORDER BY seq"
+_DEPENDENTS = (
+    f"{_SELECT} WHERE seq IN (SELECT dependent FROM blocks WHERE blocker_id=? ORDER BY dependent LIMIT ?) ORDER BY seq"
+)
 _OPEN_LANE = """SELECT queue, "group", "limit", ready, inflight, members, turn FROM lanes
  WHERE queue=? AND ready > 0 AND inflight < max("limit", 1) ORDER BY turn LIMIT 1"""
 
@@ -107,7 +109,7 @@ def record_of(row: Sequence[Any]) -> Record:
         id=row[1],
         queue=row[2],
         name=row[3],
-        state=STATES[row[4]],
+        state=STATES[cast(int, row[4])],
         due_us=row[5],
         eta_us=row[6],
         returned=row[7] == 1,

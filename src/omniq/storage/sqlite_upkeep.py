@@ -34,7 +34,7 @@ def purge_store(section: Section, retention: Retention, now_us: int, limit: int)
 def purge_results(section: Section, condition: LiteralString, moment_us: int, limit: int) -> int:
     """Results go, and the ended tasks they belong to; a task that goes on (an interval, a dead queue) stays."""
     db = section.connection
-    sql = f"SELECT r.seq, t.queue, t.state FROM results r JOIN tasks t USING (seq) WHERE r.{condition} LIMIT ?"  # noqa: S608
+    sql = f"SELECT r.seq, t.queue, t.state FROM results r JOIN tasks t USING (seq) WHERE r.{condition} LIMIT ?"
     rows = db.execute(sql, (moment_us, limit)).fetchall()
     db.executemany("DELETE FROM results WHERE seq=?", [(row[0],) for row in rows])
     _delete_tasks(section, [row for row in rows if row[2] >= State.DONE])
@@ -45,9 +45,10 @@ def _delete_tasks(section: Section, rows: list[Row]) -> int:
     db = section.connection
     db.executemany("DELETE FROM results WHERE seq=?", [(row[0],) for row in rows])
     db.executemany("DELETE FROM tasks WHERE seq=?", [(row[0],) for row in rows])
-    for (queue, state), n in Counter((row[1], row[2]) for row in rows).items():
+    ended: Counter[tuple[str, int]] = Counter((row[1], row[2]) for row in rows)
+    for (queue, state), n in ended.items():
         column = COUNTERS[state]
-        db.execute(f"UPDATE queues SET {column} = {column} - ? WHERE queue=?", (n, queue))  # noqa: S608
+        db.execute(f"UPDATE queues SET {column} = {column} - ? WHERE queue=?", (n, queue))
     return len(rows)
 
 
@@ -72,11 +73,11 @@ def check_store(section: Section, repair: bool) -> list[str]:
     found = [f"the database is damaged: {row[0]}" for row in db.execute("PRAGMA quick_check") if row[0] != "ok"]
     for index, column in enumerate(COUNTERS):
         sql = f"""SELECT q.queue, q.{column}, (SELECT count(*) FROM tasks t WHERE t.queue = q.queue AND t.state = ?) AS true
-            FROM queues q WHERE q.{column} <> true"""  # noqa: S608
+            FROM queues q WHERE q.{column} <> true"""
         for queue, counted, true in db.execute(sql, (index,)).fetchall():
             found.append(f"queue {queue!r} counts {counted} {column} tasks and has {true}")
             if repair:
-                db.execute(f"UPDATE queues SET {column}=? WHERE queue=?", (true, queue))  # noqa: S608
+                db.execute(f"UPDATE queues SET {column}=? WHERE queue=?", (true, queue))
     sql = """SELECT l.queue, l."group",
         (SELECT count(*) FROM tasks t WHERE t.queue=l.queue AND t."group"=l."group" AND t.state=3) AS true_ready,
         (SELECT count(*) FROM tasks t WHERE t.queue=l.queue AND t."group"=l."group" AND t.state=4) AS true_inflight,

@@ -13,6 +13,7 @@ import os
 import queue
 import sqlite3
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -64,6 +65,18 @@ class _Request:
             self.future.set_result(self.answer)
 
 
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _drop_locks_in_child() -> None:
+    """A `flock` is shared with a forked child, which would go on holding the store if its parent were killed."""
+    for writer in _writers:
+        writer.drop_lock()
+
+
+os.register_at_fork(after_in_child=_drop_locks_in_child)
+
+
 class Writer:
     """Runs work on the database, in the order it came, as few commits as possible."""
 
@@ -79,6 +92,7 @@ class Writer:
         self._lock_fd = -1
         self._inode: tuple[int, int] | None = None
         self.bell: Bell | None = None
+        _writers.add(self)
         opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name="omniq-sqlite", daemon=True)
         self._thread.start()
@@ -107,6 +121,12 @@ class Writer:
             self._closed.set()
             self._requests.put(None)
         self._thread.join()
+
+    def drop_lock(self) -> None:
+        """In a forked child: close the copy of the lock's descriptor; the parent's stays locked."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     # -- the thread --------------------------------------------------------------------------------
 

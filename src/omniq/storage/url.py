@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 KNOWN = "memory://, sqlite:///path.db, sqlite:////absolute/path.db"
 
 
-def driver_for(url: str) -> tuple[type[BaseStorage], str, dict[str, Any]]:
-    """The driver's class, what to open, and the options of the query part."""
+def driver_for(url: str) -> tuple[type[BaseStorage], dict[str, Any], dict[str, Any]]:
+    """The driver's class, the arguments that say what to open, and the options of the query part."""
     scheme, _, _ = url.partition(":")
     if scheme == "memory":
         from omniq.storage.memory import MemoryStorage
 
-        return MemoryStorage, "", _options(url, set())
+        return MemoryStorage, {}, _options(url, set())
     if scheme == "sqlite":
         from omniq.storage.sqlite import SQLiteStorage
 
-        return SQLiteStorage, sqlite_path(url), _options(url, {"durability", "allow_network_fs"})
+        return SQLiteStorage, {"path": sqlite_path(url)}, _options(url, {"durability", "allow_network_fs"})
     raise ConfigError(f"storage URL {mask(url)!r}: unknown scheme {scheme!r}; use one of {KNOWN}")
 
 
@@ -41,7 +41,9 @@ def sqlite_path(url: str) -> str:
 def _options(url: str, allowed: set[str]) -> dict[str, Any]:
     query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
     for key in query.keys() - allowed:
-        raise ConfigError(f"storage URL {mask(url)!r}: unknown option {key!r}" + (f"; known: {', '.join(sorted(allowed))}" if allowed else ""))
+        raise ConfigError(
+            f"storage URL {mask(url)!r}: unknown option {key!r}" + (f"; known: {', '.join(sorted(allowed))}" if allowed else "")
+        )
     options: dict[str, Any] = dict(query)
     if "allow_network_fs" in options:
         options["allow_network_fs"] = query["allow_network_fs"].lower() in ("1", "true", "yes")

@@ -185,9 +185,7 @@ class Bench:
 
     async def all_events(self) -> list[EventRow]:
         """Every event of every shard, in each shard's order."""
-        return [
-            e for s in await self.store.event_shards() for e in await self.store.events(s.name, s.first - 1, 1_000_000)
-        ]
+        return [e for s in await self.store.event_shards() for e in await self.store.events(s.name, s.first - 1, 1_000_000)]
 
     async def all_tasks(self, **filter: Any) -> list[Record]:
         tasks: list[Record] = []

@@ -120,7 +120,7 @@ class FaultyStorage(BaseStorage):
         queues: Iterable[str] = (),
         tasks: Iterable[str] = (),
         events: bool = False,
-        timeout: float | None = None,  # noqa: ASYNC109 - the contract's own parameter
+        timeout: float | None = None,
         *,
         after: int | None = None,
     ) -> None:
@@ -174,9 +174,7 @@ class FaultyStorage(BaseStorage):
     async def queues(self, fed: bool = False) -> list[str]:
         return await self.inner.queues(fed)
 
-    async def groups(
-        self, queue: str, cursor: str | None = None, limit: int = 50
-    ) -> tuple[list[GroupInfo], str | None]:
+    async def groups(self, queue: str, cursor: str | None = None, limit: int = 50) -> tuple[list[GroupInfo], str | None]:
         return await self.inner.groups(queue, cursor, limit)
 
     async def workers(self, now_us: int | None = None) -> list[WorkerInfo]:
@@ -188,9 +186,7 @@ class FaultyStorage(BaseStorage):
     async def event_shards(self) -> list[Shard]:
         return await self.inner.event_shards()
 
-    async def events(
-        self, shard: str = "", after: int = 0, limit: int = 1000, upto: int | None = None
-    ) -> list[EventRow]:
+    async def events(self, shard: str = "", after: int = 0, limit: int = 1000, upto: int | None = None) -> list[EventRow]:
         return await self.inner.events(shard, after, limit, upto)
 
     async def events_of(self, id: str) -> list[EventRow]:

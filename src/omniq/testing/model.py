@@ -78,9 +78,7 @@ class Model:
         if group is None:
             return
         lanes, limit = self.lanes.setdefault(queue, []), self.limits.get((queue, group), 1)
-        is_open = (
-            bool(self.members(queue, group, State.READY)) and len(self.members(queue, group, State.RUNNING)) < limit
-        )
+        is_open = bool(self.members(queue, group, State.READY)) and len(self.members(queue, group, State.RUNNING)) < limit
         if is_open and group not in lanes:
             lanes.append(group)
         elif not is_open and group in lanes:

@@ -85,9 +85,7 @@ def assert_enqueued(
     filter = Filter(name=name, queue=queue)
 
     def check(tasks: list[Task]) -> list[Task]:
-        found = [
-            t for t in tasks if (args is None or t.args == list(args)) and (kwargs is None or t.kwargs == kwargs)
-        ]
+        found = [t for t in tasks if (args is None or t.args == list(args)) and (kwargs is None or t.kwargs == kwargs)]
         if (count is None and not found) or (count is not None and len(found) != count):
             others = "\n".join(f"  {t.func_path} args={t.args!r} kwargs={t.kwargs!r} queue={t.queue}" for t in tasks)
             wanted = "at least one" if count is None else str(count)

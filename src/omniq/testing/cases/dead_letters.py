@@ -169,9 +169,7 @@ async def a_waiting_task_can_be_rescheduled(bench: Bench) -> None:
     assert await bench.do(on(Reschedule, await bench.get("a"), eta_us=later)) == Rescheduled(due_us=later)
     task = await bench.get("a")
     assert (task.state, task.eta_us, task.due_us) == (State.SCHEDULED, later, later)
-    assert await bench.do(on(Reschedule, await bench.get("c"), eta_us=bench.now - S)) == Rescheduled(
-        due_us=bench.now - S
-    )
+    assert await bench.do(on(Reschedule, await bench.get("c"), eta_us=bench.now - S)) == Rescheduled(due_us=bench.now - S)
     assert await bench.take_ids(9) == ["c", "b"]
     assert await bench.do(on(Reschedule, task, delay_us=2 * S)) == Rescheduled(due_us=bench.now + 2 * S)
     bench.advance(2)

@@ -186,9 +186,7 @@ async def a_freed_task_is_placed_by_the_moment_it_was_freed(bench: Bench) -> Non
 @case(rules="§6")
 async def a_transaction_may_enqueue_a_whole_chain(bench: Bench) -> None:
     task = await bench.hold("first")
-    made = await bench.do(
-        bench.new("a"), bench.new("b", after=["a"]), bench.new("c", after=["a", "b", "first"]), on(Ack, task)
-    )
+    made = await bench.do(bench.new("a"), bench.new("b", after=["a"]), bench.new("c", after=["a", "b", "first"]), on(Ack, task))
     assert [m.state for m in made[:3]] == [State.READY, State.BLOCKED, State.BLOCKED]
     for expected in ("a", "b", "c"):
         (task,) = await bench.take(9)

@@ -122,9 +122,7 @@ async def an_old_holder_cannot_touch_the_next_one(bench: Bench) -> None:
 async def extend_counts_from_now_and_keeps_the_token(bench: Bench) -> None:
     task = await bench.hold("a")
     bench.advance(10)
-    assert await bench.extend(task, lease_us=25 * S) == Extended(
-        lease_until_us=bench.now + 25 * S, cancel_requested=False
-    )
+    assert await bench.extend(task, lease_us=25 * S) == Extended(lease_until_us=bench.now + 25 * S, cancel_requested=False)
     after = await bench.get("a")
     assert (after.token, after.lease_until_us, after.attempts) == (task.token, bench.now + 25 * S, 1)
     assert (await bench.ack(task)).state is State.DONE

@@ -74,9 +74,7 @@ async def a_key_is_free_again_after_its_time(bench: Bench) -> None:
     bench.advance(9.999)
     assert (await bench.add("b", idempotency_key="k")).id == "a"
     bench.advance(0.001)
-    assert await bench.add("b", idempotency_key="k", fingerprint="new") == Enqueued(
-        id="b", existed=False, state=State.READY
-    )
+    assert await bench.add("b", idempotency_key="k", fingerprint="new") == Enqueued(id="b", existed=False, state=State.READY)
     assert (await bench.add("c", idempotency_key="k", fingerprint="new")).id == "b"
 
 

@@ -177,9 +177,7 @@ async def queues_are_listed(bench: Bench) -> None:
 
 @case(rules="§3")
 async def a_worker_that_beats_is_registered(bench: Bench) -> None:
-    info = WorkerInfo(
-        worker="w1", host="h", pid=7, queues=("a", "b"), running=3, concurrency=4, started_at_us=bench.now
-    )
+    info = WorkerInfo(worker="w1", host="h", pid=7, queues=("a", "b"), running=3, concurrency=4, started_at_us=bench.now)
     await bench.do(Beat(info=info))
     bench.advance(5)
     await bench.do(Beat(info=WorkerInfo(worker="w2")))

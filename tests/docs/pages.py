@@ -1,0 +1,155 @@
+"""Finds the code blocks of a Markdown page, and runs them.
+
+A page's blocks run in order in one folder and one process:
+
+- `python` blocks run one after another in one namespace. A block whose first line is a comment like `# tasks.py` is
+  written to that file instead, where other blocks and commands find it.
+- `sh` and `console` blocks run line by line. In `console` blocks commands begin with `$`, and other lines are the
+  output that must come. Commands of `make`, `pip`, `git`, `cd` and `source` are for the reader and do not run.
+- A `text title="Output"` block is what the block before it must have printed. `…` stands for anything.
+- A block after `<!-- no-test: reason -->` does not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FOR_READERS = ("make", "pip", "git", "cd", "source")
+RUN = ("omniq", "python", "export")
+
+_FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^`\n]*)$")
+_NO_TEST = re.compile(r"<!--\s*no-test:\s*(?P<reason>.*?)\s*-->")
+_FILE = re.compile(r"# (?P<name>[\w./-]+\.(?:py|toml|ini|sql))$")
+
+
+class Block(msgspec.Struct):
+    language: str
+    code: str
+    line: int
+    output: bool = False
+    no_test: str | None = None
+
+    @property
+    def file(self) -> str | None:
+        found = _FILE.match(self.code.partition("\n")[0])
+        return found["name"] if found and self.language == "python" else None
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order; `line` is where the code begins."""
+    found: list[Block] = []
+    lines = page.read_text().splitlines()
+    number, reason = 0, None
+    while number < len(lines):
+        text = lines[number]
+        if mark := _NO_TEST.search(text):
+            reason = mark["reason"]
+        elif opening := _FENCE.match(text):
+            indent = len(opening["indent"])
+            end = next(i for i in range(number + 1, len(lines)) if lines[i].strip() == opening["fence"])
+            code = "\n".join(row[indent:] for row in lines[number + 1 : end])
+            info = opening["info"].strip()
+            language = info.split(" ")[0]
+            found.append(Block(language, code + "\n", number + 2, 'title="Output"' in info, reason))
+            number, reason = end, None
+        elif text.strip():
+            reason = None
+        number += 1
+    return found
+
+
+class Runner:
+    """Runs the blocks of a page in the working folder."""
+
+    def __init__(self) -> None:
+        import __main__
+
+        self.namespace: dict[str, Any] = vars(__main__)
+        self.printed = ""
+
+    def run(self, page: str, block: Block) -> None:
+        if block.output:
+            compare(block.code, self.printed)
+        elif block.language == "python":
+            self._python(page, block)
+        elif block.language in ("sh", "bash", "console"):
+            self._shell(block)
+
+    def _python(self, page: str, block: Block) -> None:
+        if block.file is not None:
+            path = Path(block.file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.code)
+            importlib.invalidate_caches()
+            sys.modules.pop(".".join(path.with_suffix("").parts), None)
+            return
+        heard = io.StringIO()
+        code = compile("\n" * (block.line - 1) + block.code, page, "exec")
+        with contextlib.redirect_stdout(heard):
+            exec(code, self.namespace)  # noqa: S102 - that is what it is for
+        self.printed = heard.getvalue()
+
+    def _shell(self, block: Block) -> None:
+        self.printed = ""
+        for command, expected in commands(block):
+            words = shlex.split(command, comments=True)
+            if not words or words[0] in FOR_READERS:
+                continue
+            variables = dict(w.split("=", 1) for w in words if re.match(r"[A-Z_]+=", w))
+            if words[0] == "export":
+                os.environ.update(variables)
+                continue
+            words = [w for w in words if not re.match(r"[A-Z_]+=", w)]
+            done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=60)
+            if done.returncode != 0:
+                raise AssertionError(f"{command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+            self.printed += done.stdout
+            if expected:
+                compare(expected, done.stdout + done.stderr)
+
+
+def commands(block: Block) -> list[tuple[str, str]]:
+    """Each command with the output that must follow it, if any is shown."""
+    joined = block.code.replace("\\\n", " ")
+    if block.language != "console":
+        return [(line, "") for line in joined.splitlines()]
+    parts = re.split(r"^\$ ", joined, flags=re.MULTILINE)[1:]
+    return [(part.partition("\n")[0], part.partition("\n")[2]) for part in parts]
+
+
+def compare(expected: str, printed: str) -> None:
+    pattern = r".*?".join(re.escape(part) for part in expected.strip().split("…"))
+    trimmed = "\n".join(line.rstrip() for line in printed.splitlines())
+    if not re.fullmatch(pattern, trimmed.strip(), re.DOTALL):
+        raise AssertionError(f"the page shows\n{expected}\nand this was printed:\n{printed}")
+
+
+def main(page: str, listed: str) -> None:
+    """Run in a process of its own: `python pages.py PAGE BLOCKS`, the blocks as JSON."""
+    sys.path[0] = os.getcwd()  # as for a script that lies there; the folder of the tests is not for pages
+    runner = Runner()
+    for item in json.loads(listed):
+        block = msgspec.convert(item, Block)
+        try:
+            runner.run(page, block)
+        except BaseException:
+            print(f"\n{page}, the block at line {block.line}:\n{block.code}", file=sys.stderr)
+            raise
+
+
+if __name__ == "__main__":
+    import pages  # under its own name, so that no block can overwrite what runs it
+
+    pages.main(*sys.argv[1:])

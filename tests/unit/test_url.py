@@ -1,0 +1,96 @@
+"""Storage URLs."""
+
+from pathlib import Path
+
+import pytest
+
+from omniq import BaseStorage, ConfigError, MemoryStorage, SQLiteStorage
+from omniq.storage.url import driver_for, mask, sqlite_path
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///x.db", "x.db"),
+        ("sqlite:///sub/x.db", "sub/x.db"),
+        ("sqlite:////x.db", "/x.db"),
+        ("sqlite:////var/lib/x.db", "/var/lib/x.db"),
+        ("sqlite:///with%20space.db", "with space.db"),
+        ("sqlite://", ":memory:"),
+        ("sqlite:///:memory:", ":memory:"),
+        ("sqlite:///x.db?durability=process", "x.db"),
+    ],
+)
+def test_three_slashes_are_relative_and_four_absolute(url: str, path: str) -> None:
+    assert sqlite_path(url) == path
+    storage = BaseStorage.from_url(url)
+    assert isinstance(storage, SQLiteStorage)
+    assert storage.path == path
+
+
+def test_memory_needs_nothing_more() -> None:
+    assert isinstance(BaseStorage.from_url("memory://"), MemoryStorage)
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("sqlite://host/x.db", "three slashes"),
+        ("sqlite:///folder/", "path of a file"),
+        ("sqlite:x.db", "sqlite:///"),
+        ("sqlite:///x.db?colour=red", "'colour'"),
+        ("sqlite:///x.db?durability=some", "'process'"),
+        ("sqlite:///x.db?allow_network_fs=perhaps", "allow_network_fs"),
+        ("memory://?size=5", "'size'"),
+        ("mysql://host/db", "unknown scheme"),
+        ("x.db", "sqlite:///"),
+        ("", "sqlite:///"),
+    ],
+)
+def test_a_bad_url_is_an_error_that_says_what_to_write(url: str, advice: str) -> None:
+    with pytest.raises(ConfigError, match=advice):
+        BaseStorage.from_url(url)
+
+
+def test_the_query_part_becomes_options() -> None:
+    driver, target, options = driver_for("sqlite:///x.db?durability=process&allow_network_fs=true")
+    assert (driver, target) == (SQLiteStorage, "x.db")
+    assert options == {"durability": "process", "allow_network_fs": True}
+
+
+def test_a_url_given_to_the_constructor_keeps_its_options(tmp_path: Path) -> None:
+    storage = SQLiteStorage(f"sqlite:///{tmp_path}/x.db?durability=process")
+    assert storage.path == f"{tmp_path}/x.db"
+    assert storage.capabilities.durability == "process"
+
+
+@pytest.mark.parametrize("path", ["x.db", "/tmp/with space.db", "50%25.db", "what?.db", "part#1.db", ":memory:"])
+def test_the_url_of_a_storage_opens_the_same_place(path: str) -> None:
+    again = BaseStorage.from_url(SQLiteStorage(path).url)
+    assert isinstance(again, SQLiteStorage)
+    assert again.path == path
+
+
+def test_a_path_may_be_a_path_object(tmp_path: Path) -> None:
+    assert SQLiteStorage(tmp_path / "x.db").path == str(tmp_path / "x.db")
+
+
+def test_an_empty_path_and_a_bad_durability_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        SQLiteStorage("")
+    with pytest.raises(ConfigError, match="durability"):
+        SQLiteStorage("x.db", durability="some")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:pw@host/0", "redis://user:***@host/0"),
+        ("redis://:pw@host:6379/0", "redis://:***@host:6379/0"),
+        ("redis://user@host", "redis://user@host"),
+        ("sqlite:///x.db", "sqlite:///x.db"),
+        ("redis://u:p%40w@host", "redis://u:***@host"),
+    ],
+)
+def test_a_password_is_masked(url: str, shown: str) -> None:
+    assert mask(url) == shown
