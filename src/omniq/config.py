@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast, get_args
+from urllib.parse import quote
 
 import msgspec
 
 from omniq.errors import ConfigError
-from omniq.models import DEFAULT_QUEUE
+from omniq.models import DEFAULT_QUEUE, check_queue
 from omniq.operations import Retention
 from omniq.policy import Backoff
-from omniq.storage.url import mask
+from omniq.storage.url import mask, sqlite_url
 
 Backend = Literal["memory", "file", "sqlite", "redis"]
 SerializerName = Literal["msgspec", "cloudpickle"]
@@ -53,15 +54,27 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             _at_least(name, getattr(self, name), 0)
         if self.default_timeout is not None:
             _at_least("default_timeout", self.default_timeout, 0, strict=True)
+        for name in ("default_max_retries", "events_max_count"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigError(f"{name} must be a whole number, not {getattr(self, name)!r}")
+        check_queue(self.default_queue)
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        if self.database_url is not None:
+            shown["database_url"] = mask(self.database_url)
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def url(self) -> str:
         """The storage URL that these settings resolve to."""
         if self.backend == "memory":
             return "memory://"
-        if self.backend == "file":
-            return "file://" + os.path.abspath(self.base_dir or "omniq-data")
         target = self.database_url
+        if self.backend == "file":
+            if target is not None and target.startswith("file:"):
+                return target
+            return "file://" + quote(os.path.abspath(self.base_dir or "omniq-data"))
         if self.backend == "redis":
             if target is None or not target.startswith(("redis:", "rediss:")):
                 raise ConfigError("backend 'redis' needs database_url (OMNIQ_DB_URL) like redis://host:6379/0")
@@ -72,7 +85,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             return target
         if ":" in target.split("/")[0] and target != ":memory:":
             raise ConfigError(f"backend 'sqlite' cannot open {mask(target)!r}: use sqlite:///path.db or a path")
-        return "sqlite://" if target == ":memory:" else "sqlite:///" + target
+        return sqlite_url(target)
 
     @property
     def backoff(self) -> str:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from omniq.config import Settings, load_settings
 from omniq.errors import DriverClosed
@@ -18,7 +18,7 @@ from omniq.models import Event, Task, TaskResult
 from omniq.operations import Filter, QueueCounts
 from omniq.queue import AsyncTaskQueue, Batch, Row, with_schedule
 from omniq.storage.base import BaseStorage
-from omniq.tasks import NO_OPTIONS, Options, TaskFunction, make_options
+from omniq.tasks import NO_OPTIONS, OptionFields, Options, TaskFunction, make_options
 from omniq.worker import AsyncWorkerPool, WorkerPool
 
 P = ParamSpec("P")
@@ -91,7 +91,7 @@ class AsyncOmniQ:
         """Store a call per row: a tuple of positional or a dict of keyword arguments. One transaction per 1,000 rows."""
         return await self.queue.enqueue_many(func, rows, NO_OPTIONS)
 
-    def options(self, **options: Any) -> AsyncEnqueuer:
+    def options(self, **options: Unpack[OptionFields]) -> AsyncEnqueuer:
         """Options for the calls enqueued through the returned object: `oq.options(queue="mail").enqueue(f, …)`.
 
         eta interval schedule max_retries timeout lease queue group group_limit idempotency_key blocked_by dead_queue
@@ -304,7 +304,7 @@ class OmniQ:
         """See `AsyncOmniQ.enqueue_many`."""
         return self._call(self._async.enqueue_many(func, rows))
 
-    def options(self, **options: Any) -> Enqueuer:
+    def options(self, **options: Unpack[OptionFields]) -> Enqueuer:
         """See `AsyncOmniQ.options`."""
         return Enqueuer(self, make_options(options))
 

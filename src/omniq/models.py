@@ -293,7 +293,10 @@ def duration_us(value: float | timedelta, what: str, *, zero: bool = False) -> i
         raise Invalid(f"{what} must be seconds or a timedelta, not {value!r}")
     if not (0 <= seconds < 1e11) or (seconds == 0 and not zero):  # also refuses NaN
         raise Invalid(f"{what} must be {'zero or more' if zero else 'more than zero'} seconds, not {value!r}")
-    return round(seconds * 1_000_000)
+    microseconds = round(seconds * 1_000_000)
+    if microseconds == 0 and not zero:
+        raise Invalid(f"{what} of {value!r} seconds is shorter than a microsecond")
+    return microseconds
 
 
 # -- names and ids -------------------------------------------------------------------------------

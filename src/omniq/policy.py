@@ -6,7 +6,7 @@ Drivers never import this module; the queue, the workers and the doors do.
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,16 +18,16 @@ HOUR_MS = 3_600_000
 DEFAULT_MAX_ATTEMPTS = 4
 
 
-class Backoff(msgspec.Struct, frozen=True):
+class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long to wait before a retry. Written on the task as text, so that whoever runs it obeys the same policy.
 
     `exp` waits base × 2ⁿ⁻¹ before retry n, `fixed` always base, `quartic` base × n⁴; `jitter` is per cent on top.
     """
 
     kind: Literal["exp", "fixed", "quartic"] = "exp"
-    base_ms: int = 1000
-    max_ms: int = HOUR_MS
-    jitter: int = 10
+    base_ms: Annotated[int, msgspec.Meta(ge=0)] = 1000
+    max_ms: Annotated[int, msgspec.Meta(ge=0)] = HOUR_MS
+    jitter: Annotated[int, msgspec.Meta(ge=0, le=100)] = 10
     loss: Literal["now", "backoff"] = "now"
 
     def __str__(self) -> str:
@@ -100,9 +100,9 @@ def after_loss(lease: Lease, now_us: int, random: float) -> Operation:
     delay = None
     if policy.loss == "backoff":
         delay = policy.delay_us(task.attempts, random)
-    elif task.attempts > 1:
-        # Lost more than once: one of those that were lost together may be what kills the worker. Spread them, so that it
-        # does not take the same neighbours with it until all of them are out of attempts.
+    elif lost == "worker_lost" and task.attempts > 1:
+        # A worker died under it, and not for the first time: one of those that were lost together may be what kills workers.
+        # Spread them, so that it does not take the same neighbours with it until all of them are out of attempts.
         delay = int(random * policy.delay_us(task.attempts, 0))
     return Retry(**held, error=error, lost=lost, delay_us=delay)
 

@@ -6,8 +6,9 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
+import msgspec
 from msgspec import UNSET
 
 from omniq.config import Settings
@@ -42,7 +43,7 @@ from omniq.operations import (
 from omniq.policy import after_failure, next_run, parse_backoff
 from omniq.serialization import Serializer, make_serializer
 from omniq.storage.base import BaseStorage
-from omniq.tasks import Callee, Options, callee
+from omniq.tasks import Callee, OptionFields, Options, callee, make_options
 from omniq.translate import encode_call, event_of, fingerprint, result_of, task_of
 
 ROWS_PER_TRANSACTION = 1000
@@ -293,10 +294,8 @@ class Batch:
         self.operations: list[Enqueue] = [] if operations is None else operations
         self.ids: list[str] = []
 
-    def options(self, **options: Any) -> Batch:
+    def options(self, **options: Unpack[OptionFields]) -> Batch:
         """The same batch, with options for what is enqueued through the returned object."""
-        from omniq.tasks import make_options
-
         return Batch(self._queue, make_options(options).over(self._options), self.operations)
 
     def enqueue(
@@ -324,8 +323,6 @@ def with_schedule(options: Options, eta: datetime | timedelta | None, interval: 
     """The seed's two keyword options, over the others."""
     if eta is None and interval is None:
         return options
-    import msgspec
-
     given: dict[str, Any] = {}
     if eta is not None:
         given["eta"] = eta

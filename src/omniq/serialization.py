@@ -47,7 +47,7 @@ class MsgspecSerializer:
                 'dates, dataclasses), or set serializer="cloudpickle" on both sides'
             ) from exc
         if b"null" in data:  # JSON has no NaN, and msgspec writes null for it: refuse what would come back as None
-            _refuse_nan(value)
+            _refuse_nan(msgspec.to_builtins(value))
         return data
 
     def decode(self, data: bytes) -> Any:
@@ -97,7 +97,7 @@ def decode(data: bytes, encoding: str, serializer: Serializer) -> Any:
     if encoding == serializer.name:
         return serializer.decode(data)
     if encoding == "json":
-        return _decoder.decode(data)
+        return MsgspecSerializer().decode(data)
     raise SerializationError(
         f"value is encoded as {encoding!r}, which this side does not accept; "
         f'set serializer="{encoding}" (or OMNIQ_SERIALIZER={encoding}) here if you trust the writer'
@@ -111,7 +111,7 @@ def _refuse_nan(value: Any) -> None:
     elif isinstance(value, dict):
         for item in cast("dict[Any, Any]", value).values():
             _refuse_nan(item)
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple):
         for item in cast("list[Any]", value):
             _refuse_nan(item)
 

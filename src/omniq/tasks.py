@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -53,7 +53,28 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 NO_OPTIONS = Options()
 
 
-def make_options(values: dict[str, Any]) -> Options:
+class OptionFields(TypedDict, total=False):
+    """The keyword arguments of `options(…)` and `@omniq.task(…)`, for editors and type checkers."""
+
+    eta: datetime | timedelta | None
+    interval: timedelta | float | None
+    max_retries: int
+    timeout: float | timedelta | None
+    lease: float | timedelta
+    queue: str
+    group: str | None
+    group_limit: int
+    idempotency_key: str | None
+    blocked_by: Sequence[str]
+    dead_queue: str | None
+    result_ttl: float | timedelta
+    backoff: str
+    task_id: str
+    headers: dict[str, str]
+    schedule: Schedule
+
+
+def make_options(values: OptionFields) -> Options:
     unknown = values.keys() - set(Options.__struct_fields__)
     if unknown:
         raise TypeError(f"unknown option {sorted(unknown)[0]!r}; known: {', '.join(Options.__struct_fields__)}")
@@ -100,8 +121,8 @@ REGISTRY: dict[str, TaskFunction[..., Any]] = {}
 @overload
 def task(func: Callable[P, R], /) -> TaskFunction[P, R]: ...
 @overload
-def task(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
-def task(func: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
+def task(*, name: str | None = None, **options: Unpack[OptionFields]) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+def task(func: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Unpack[OptionFields]) -> Any:
     """Register a function as a task, with a name of its own and options for every call of it.
 
     Works as `@omniq.task` and as `@omniq.task(name="resize", queue="images", max_retries=5)`.
@@ -207,6 +228,8 @@ class Resolver:
     """
 
     def __init__(self, allow: Iterable[str] | None) -> None:
+        if isinstance(allow, str):
+            raise Invalid(f"allow is a list of module names, not the text {allow!r}")
         self._allow = None if allow is None else frozenset(allow)
         self._found: dict[str, Callable[..., Any]] = {}
 
@@ -234,6 +257,12 @@ class Resolver:
             target: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
             for part in qualname.split("."):
                 target = getattr(target, part)
+                if self._allow is not None and getattr(target, "__module__", None) != module_name:
+                    raise NotRunnable(
+                        f"this worker may not run {path!r}: it is not defined in {module_name}, only imported there"
+                    )
+        except NotRunnable:
+            raise
         except Exception as exc:
             raise NotRunnable(_import_help(path, module_name, exc)) from exc
         if isinstance(target, TaskFunction):

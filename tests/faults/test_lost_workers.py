@@ -59,9 +59,7 @@ def test_all_tasks_that_a_killed_worker_held_run_again(fleet: Fleet, oq: OmniQ) 
     assert [(r.status, r.attempts) for r in results if r] == [(TaskStatus.SUCCESS, 2)] * 8
 
 
-def test_a_frozen_workers_task_waits_for_its_lease_and_its_late_end_is_refused(
-    fleet: Fleet, oq: OmniQ, tmp_path: Path
-) -> None:
+def test_a_frozen_workers_task_waits_for_its_lease_and_its_late_end_is_refused(fleet: Fleet, oq: OmniQ, tmp_path: Path) -> None:
     frozen = fleet.worker().ready()
     gate = tmp_path / "gate"
     task_id = oq.options(lease=SHORT_LEASE_S).enqueue(fault_jobs.wait_for_file_at_first, str(fleet.side), str(gate))

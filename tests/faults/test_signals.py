@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT to `omniq worker`: stop taking, finish in the grace time, hand the rest back; a second one leaves at once."""
+"""SIGTERM and SIGINT to `omniq worker`: stop taking, finish in the grace time, hand the rest back; twice: leave now."""
 
 import signal
 import time
@@ -93,5 +93,3 @@ def test_a_signal_during_a_flood_of_short_tasks_loses_and_doubles_nothing(fleet:
     assert counts.done == len(fleet.noted()), "what ran is done, what did not run is ready"
     assert counts.ready > 0
     assert all(event.attempt <= 1 for event in oq.events(limit=1_000_000))
-
-

@@ -186,9 +186,9 @@ def test_a_lost_run_that_was_asked_to_end_is_cancelled_and_never_retried() -> No
     assert isinstance(op, Cancel)
 
 
-def test_a_cancelled_task_whose_worker_died_on_its_last_attempt_is_cancelled_not_failed() -> None:
+def test_a_cancelled_task_whose_worker_died_on_its_last_attempt_counts_as_failed() -> None:
     op = after_loss(Lease(record=held(attempts=4, cancel_requested=True), lost="worker_lost"), 0, 0)
-    assert isinstance(op, Cancel)
+    assert isinstance(op, Fail)
 
 
 def test_the_reaper_never_forgives_a_late_holder() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from omniq import BaseStorage, ConfigError, MemoryStorage, SQLiteStorage
-from omniq.storage.url import driver_for, mask, sqlite_path
+from omniq.storage.url import mask, sqlite_path
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,13 @@ def test_a_bad_url_is_an_error_that_says_what_to_write(url: str, advice: str) ->
 
 
 def test_the_query_part_becomes_options() -> None:
-    driver, target, options = driver_for("sqlite:///x.db?durability=process&allow_network_fs=true")
-    assert (driver, target) == (SQLiteStorage, "x.db")
-    assert options == {"durability": "process", "allow_network_fs": True}
+    storage = BaseStorage.from_url("sqlite:///x.db?durability=process&allow_network_fs=true")
+    assert isinstance(storage, SQLiteStorage)
+    assert storage.capabilities.durability == "process"
+    assert storage._allow_network_fs is True
+    refusing = BaseStorage.from_url("sqlite:///x.db?allow_network_fs=false")
+    assert isinstance(refusing, SQLiteStorage)
+    assert refusing._allow_network_fs is False
 
 
 def test_a_url_given_to_the_constructor_keeps_its_options(tmp_path: Path) -> None:

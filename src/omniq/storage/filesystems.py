@@ -45,7 +45,9 @@ def network_fs(path: Path, mountinfo: str | None = None) -> str | None:
     target = path.resolve()
     best, kind = -1, ""
     for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
+        left, dash, right = line.partition(" - ")
+        if not dash:
+            continue
         mount = Path(left.split(" ")[4].replace("\\040", " "))
         if target.is_relative_to(mount) and len(mount.parts) >= best:
             best, kind = len(mount.parts), right.split(" ")[0]

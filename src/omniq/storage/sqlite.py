@@ -41,7 +41,7 @@ from omniq.storage.sqlite_ledger import COLUMNS, COUNTERS, record_of, result_of_
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
 from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, Work, Writer, translate
-from omniq.storage.url import sqlite_path
+from omniq.storage.url import sqlite_options, sqlite_path, sqlite_url
 
 Durability = Literal["full", "process"]
 Row = tuple[Any, ...]
@@ -72,7 +72,11 @@ class SQLiteStorage(BaseStorage):
     ) -> None:
         super().__init__(clock=clock, **options)
         text = os.fspath(path)
-        self.path = sqlite_path(text) if text.startswith("sqlite:") else text
+        self.path = text
+        if text.startswith("sqlite:"):
+            self.path, asked = sqlite_path(text), sqlite_options(text)
+            durability = asked.get("durability", durability)
+            allow_network_fs = asked.get("allow_network_fs", allow_network_fs)
         if not self.path:
             raise ConfigError('SQLiteStorage needs a path, a sqlite: URL or ":memory:"')
         if durability not in ("full", "process"):
@@ -93,7 +97,7 @@ class SQLiteStorage(BaseStorage):
 
     @property
     def url(self) -> str:
-        return "sqlite://" if self.in_memory else f"sqlite:///{self.path}"
+        return sqlite_url(self.path)
 
     # -- life --------------------------------------------------------------------------------------
 

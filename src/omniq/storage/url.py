@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from omniq.errors import ConfigError
 
@@ -23,7 +23,7 @@ def driver_for(url: str) -> tuple[type[BaseStorage], dict[str, Any], dict[str, A
     if scheme == "sqlite":
         from omniq.storage.sqlite import SQLiteStorage
 
-        return SQLiteStorage, {"path": sqlite_path(url)}, _options(url, {"durability", "allow_network_fs"})
+        return SQLiteStorage, {"path": sqlite_path(url)}, sqlite_options(url)
     raise ConfigError(f"storage URL {mask(url)!r}: unknown scheme {scheme!r}; use one of {KNOWN}")
 
 
@@ -32,10 +32,21 @@ def sqlite_path(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc:
         raise ConfigError(f"storage URL {url!r} names a host; write sqlite:///{parts.netloc}{parts.path} with three slashes")
+    if parts.path and not parts.path.startswith("/"):
+        raise ConfigError(f"storage URL {url!r}: write sqlite:///{parts.path} with three slashes (four for an absolute path)")
     path = unquote(parts.path)[1:]
     if path.endswith("/"):
         raise ConfigError(f"storage URL {url!r} names a folder; give the path of a file")
     return path or ":memory:"
+
+
+def sqlite_url(path: str) -> str:
+    """The URL of a path, such that `sqlite_path` gives the path back."""
+    return "sqlite://" if path == ":memory:" else "sqlite:///" + quote(path)
+
+
+def sqlite_options(url: str) -> dict[str, Any]:
+    return _options(url, {"durability", "allow_network_fs"})
 
 
 def _options(url: str, allowed: set[str]) -> dict[str, Any]:
@@ -46,8 +57,14 @@ def _options(url: str, allowed: set[str]) -> dict[str, Any]:
         )
     options: dict[str, Any] = dict(query)
     if "allow_network_fs" in options:
-        options["allow_network_fs"] = query["allow_network_fs"].lower() in ("1", "true", "yes")
+        word = query["allow_network_fs"].lower()
+        if word not in _WORDS:
+            raise ConfigError(f"storage URL {mask(url)!r}: allow_network_fs is true or false, not {word!r}")
+        options["allow_network_fs"] = _WORDS[word]
     return options
+
+
+_WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 def mask(url: str) -> str:

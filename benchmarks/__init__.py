@@ -1,0 +1,1 @@
+"""Benchmarks of omniq: `python -m benchmarks [names] [--quick]`."""

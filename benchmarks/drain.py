@@ -1,0 +1,78 @@
+"""Drain: one process runs a queue that was filled before, and keeps every result. Also with groups."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import jobs
+from benchmarks.baseline import fused_per_second
+from benchmarks.bench import Bench
+from benchmarks.enqueue import PAYLOAD
+from benchmarks.figures import Figure, Series
+from omniq import AsyncOmniQ
+
+CONCURRENCY = 10
+
+
+def run(bench: Bench) -> Iterator[Figure]:
+    tasks = bench.size(20_000, 5_000)
+    yield measure(bench, "drain, async no-ops", tasks, lambda oq: oq.enqueue_many(jobs.nothing, [(PAYLOAD,)] * tasks), 10_000)
+    rows = [(PAYLOAD,)] * tasks
+    yield measure(bench, "drain, sync no-ops in threads", tasks, lambda oq: oq.enqueue_many(jobs.nothing_in_a_thread, rows))
+
+
+def run_grouped(bench: Bench) -> Iterator[Figure]:
+    for groups in (10, 10_000):
+        tasks = bench.size(20_000, 2_000)
+        yield measure(bench, f"drain, {groups:,} groups of limit 1", tasks, lambda oq, n=groups, t=tasks: fill_groups(oq, t, n))
+
+
+async def fill_groups(oq: AsyncOmniQ, tasks: int, groups: int) -> None:
+    for start in range(0, tasks, 1000):
+        async with oq.transaction() as tx:
+            for number in range(start, start + 1000):
+                tx.options(group=f"group-{number % groups}").enqueue(jobs.nothing, PAYLOAD)
+
+
+def measure(bench: Bench, name: str, tasks: int, fill: Callable[[AsyncOmniQ], Any], above: float | None = None) -> Figure:
+    batches: list[float] = []
+
+    def once(store: Path) -> float:
+        rate, batch = asyncio.run(drain(store, tasks, fill))
+        batches.append(batch)
+        return rate
+
+    measured = bench.series(name, once)
+    batch = max(round(statistics.median(batches)), 1)
+    baseline: Series = bench.series(
+        f"baseline: reserve + ack, {batch} per commit", lambda store: fused_per_second(store, tasks, batch)
+    )
+    return Figure(
+        name=name,
+        unit="tasks/s",
+        measured=measured,
+        baseline=baseline,
+        baseline_name=f"reserve + ack, {batch} per commit",
+        above=above,
+        note=f"concurrency {CONCURRENCY}, {tasks:,} tasks",
+    )
+
+
+async def drain(store: Path, tasks: int, fill: Callable[[AsyncOmniQ], Any]) -> tuple[float, float]:
+    """Tasks per second between the first lease and the last completion, and how many tasks a lease took on average."""
+    async with AsyncOmniQ.from_url(f"sqlite:///{store}") as oq:
+        await fill(oq)
+        async with await oq.worker(CONCURRENCY) as pool:
+            await pool.drain()
+        assert [c.done for c in await oq.counts()] == [tasks]
+    log = sqlite3.connect(store)
+    first, leases = log.execute("SELECT min(ts), count(DISTINCT ts) FROM events WHERE event = 'started'").fetchone()
+    last, results = log.execute("SELECT max(finished_at), count(*) FROM results").fetchone()
+    log.close()
+    assert results == tasks
+    return tasks / ((last - first) / 1e6), tasks / leases

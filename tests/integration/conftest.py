@@ -1,0 +1,33 @@
+"""A queue on each store, and a name that belongs to one test."""
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omniq import AsyncOmniQ, BaseStorage, MemoryStorage, Settings, SQLiteStorage
+
+QUICK = Settings(backoff_base=0.01, grace=5)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseStorage]:
+    if request.param == "memory":
+        made: BaseStorage = MemoryStorage()
+    else:
+        made = SQLiteStorage(tmp_path / "q.db", durability="process")
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture
+def oq(storage: BaseStorage) -> AsyncOmniQ:
+    return AsyncOmniQ(storage, settings=QUICK)
+
+
+@pytest.fixture
+def key() -> str:
+    """For the counters and gates of `support.jobs`."""
+    return uuid.uuid4().hex

@@ -1,0 +1,129 @@
+"""The public names: what they are, where they live, and that the blocking class mirrors the async one."""
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+import omniq
+from omniq import AsyncOmniQ, AsyncWorkerPool, OmniQ, WorkerPool
+
+PLACES = {
+    "omniq.core": ["AsyncOmniQ", "OmniQ"],
+    "omniq.models": ["Task", "TaskResult", "TaskStatus", "TaskError", "Schedule", "Event"],
+    "omniq.storage.base": ["BaseStorage"],
+    "omniq.storage.sqlite": ["SQLiteStorage"],
+    "omniq.storage.memory": ["MemoryStorage"],
+    "omniq.queue": ["AsyncTaskQueue"],
+    "omniq.worker": ["AsyncWorkerPool", "WorkerPool"],
+    "omniq.config": ["Settings", "load_settings"],
+    "omniq.serialization": ["Serializer", "MsgspecSerializer", "CloudpickleSerializer", "SerializationError"],
+}
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert omniq.__all__ == sorted(omniq.__all__)
+    assert len(set(omniq.__all__)) == len(omniq.__all__)
+    public = {
+        name
+        for name, value in vars(omniq).items()
+        if not name.startswith("_") and not inspect.ismodule(value) and name != "annotations"
+    }
+    assert public == set(omniq.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("module", PLACES)
+def test_names_are_where_they_are_promised_and_in_omniq_too(module: str) -> None:
+    there = importlib.import_module(module)
+    for name in PLACES[module]:
+        assert hasattr(there, name), f"{module} has no {name}"
+        assert getattr(omniq, name) is getattr(there, name)
+        assert name in omniq.__all__
+
+
+@pytest.mark.parametrize(
+    "name", ["task", "current_task", "Retry", "Unrecoverable", "Middleware", "TaskNotFound", "NotActive", "DuplicateId"]
+)
+def test_what_tasks_and_callers_need_is_in_omniq(name: str) -> None:
+    assert name in omniq.__all__
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    silent = [n for n in omniq.__all__ if n != "__version__" and not inspect.getdoc(getattr(omniq, n))]
+    assert not silent
+
+
+def test_every_error_that_the_api_raises_is_an_omniq_error_of_omniq() -> None:
+    assert issubclass(omniq.TaskNotFound, omniq.NotActive)
+    for name in ("Invalid", "Refused", "StoreError", "SerializationError", "ConfigError"):
+        assert issubclass(getattr(omniq, name), omniq.OmniQError)
+
+
+def _methods(kind: type[Any]) -> dict[str, Any]:
+    return {n: m for n, m in inspect.getmembers(kind, callable) if not n.startswith("_")}
+
+
+def _parameters(method: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(method).parameters.values())
+
+
+@pytest.mark.parametrize("name", sorted(_methods(AsyncOmniQ)))
+def test_every_method_has_a_blocking_twin_with_the_same_signature(name: str) -> None:
+    twin = getattr(OmniQ, name, None)
+    assert twin is not None, f"OmniQ has no {name}"
+    assert _parameters(getattr(AsyncOmniQ, name)) == _parameters(twin)
+    assert not inspect.iscoroutinefunction(twin)
+
+
+@pytest.mark.parametrize("name", ["start", "stop", "drain"])
+def test_the_blocking_pool_mirrors_the_async_one(name: str) -> None:
+    assert _parameters(getattr(AsyncWorkerPool, name)) == _parameters(getattr(WorkerPool, name))
+
+
+def test_the_two_constructors_take_the_same() -> None:
+    assert _parameters(AsyncOmniQ.__init__) == _parameters(OmniQ.__init__)
+    given = inspect.signature(AsyncOmniQ.__init__).parameters
+    assert list(given) == ["self", "storage", "settings"]
+    assert given["settings"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_the_signatures_of_the_specification_hold() -> None:
+    enqueue = inspect.signature(AsyncOmniQ.enqueue).parameters
+    assert list(enqueue) == ["self", "func", "args", "eta", "interval", "kwargs"]
+    get_result = inspect.signature(AsyncOmniQ.get_result).parameters
+    assert list(get_result) == ["self", "task_id", "wait", "timeout"]
+    assert (get_result["wait"].default, get_result["timeout"].default) == (False, None)
+    worker = inspect.signature(AsyncOmniQ.worker).parameters
+    assert list(worker)[1:3] == ["concurrency", "poll_interval"]
+    assert (worker["concurrency"].default, worker["poll_interval"].default) == (1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("enqueue", ["task"]),
+        ("dequeue", ["now"]),
+        ("mark_running", ["task_id"]),
+        ("mark_done", ["task_id", "result"]),
+        ("mark_failed", ["task_id", "error", "will_retry"]),
+        ("get_result", ["task_id"]),
+        ("purge_results", ["older_than"]),
+        ("reschedule", ["task_id", "new_eta"]),
+    ],
+)
+def test_a_storage_has_the_calls_of_the_specification(name: str, parameters: list[str]) -> None:
+    method = getattr(omniq.BaseStorage, name)
+    assert inspect.iscoroutinefunction(method)
+    assert list(inspect.signature(method).parameters)[1:] == parameters
+
+
+@pytest.mark.parametrize("kind", [AsyncOmniQ, OmniQ, omniq.SQLiteStorage, omniq.MemoryStorage])
+def test_every_public_class_closes_and_is_a_context_manager(kind: type[Any]) -> None:
+    assert hasattr(kind, "close")
+    assert hasattr(kind, "__aenter__") or hasattr(kind, "__enter__")
+
+
+@pytest.mark.parametrize("kind", [AsyncWorkerPool, WorkerPool])
+def test_pools_are_context_managers(kind: type[Any]) -> None:
+    assert hasattr(kind, "__aenter__") or hasattr(kind, "__enter__")
