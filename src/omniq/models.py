@@ -91,8 +91,12 @@ class TaskError(msgspec.Struct, frozen=True):
         frames = exc.__traceback__
         while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "omniq":
             frames = frames.tb_next
-        text = "" if frames is None else "".join(traceback.format_exception(type(exc), exc, frames))
-        return cls(type(exc).__name__, str(exc), text).cut()
+        try:
+            message = str(exc)
+            text = "" if frames is None else "".join(traceback.format_exception(type(exc), exc, frames))
+        except Exception as broken:  # an exception may fail to describe itself
+            message, text = f"(its text cannot be made: {type(broken).__name__})", ""
+        return cls(type(exc).__name__, _storable(message), _storable(text)).cut()
 
     def cut(self) -> TaskError:
         """The same error within the size that a store keeps; of a long traceback the end is what tells."""
@@ -104,6 +108,11 @@ class TaskError(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
+
+
+def _storable(text: str) -> str:
+    """Text that UTF-8 can hold: half a surrogate pair, as in odd file names, becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class Blocker(msgspec.Struct, frozen=True, array_like=True):

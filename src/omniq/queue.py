@@ -21,6 +21,7 @@ from omniq.models import (
     Task,
     TaskError,
     TaskResult,
+    check_id,
     check_queue,
     check_text,
     duration_us,
@@ -84,11 +85,16 @@ class AsyncTaskQueue:
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"max_retries must be a whole number of at least 0, not {retries!r}")
         group_limit = _set(options.group_limit, 0)
-        if options.group_limit is not UNSET and (isinstance(group_limit, bool) or group_limit < 1):
-            raise Invalid(f"group_limit must be at least 1, not {group_limit!r}")
+        if options.group_limit is not UNSET and (type(group_limit) is not int or group_limit < 1):
+            raise Invalid(f"group_limit must be a whole number of at least 1, not {group_limit!r}")
         blocked_by = _set(options.blocked_by, ())
         if isinstance(blocked_by, str):
             raise Invalid(f"blocked_by is a list of task ids, not the text {blocked_by!r}")
+        for blocker in blocked_by:
+            check_id(blocker)
+        headers = _set(options.headers, None)
+        if headers is not None:
+            _check_headers(headers)
         backoff = _set(options.backoff, self._retry_policy)
         parse_backoff(backoff)
         queue = _set(options.queue, self.settings.default_queue)
@@ -101,7 +107,7 @@ class AsyncTaskQueue:
             "name": func.name,
             "queue": queue,
             "encoding": self.serializer.name,
-            "headers": _set(options.headers, None),
+            "headers": headers,
             "eta_us": eta_us,
             "delay_us": delay_us,
             "timeout_us": timeout_us,
@@ -118,6 +124,8 @@ class AsyncTaskQueue:
             "key_ttl_us": self._key_ttl_us,
         }
         own_id = _set(options.task_id, None)
+        if own_id is not None:
+            check_id(own_id)
         # The body of a task: what a second enqueue under the same id or key must repeat. Where nothing can repeat, no hash.
         body = (
             func.name,
@@ -337,6 +345,13 @@ def _make_row(make: Callable[[Sequence[Any], dict[str, Any]], Enqueue], row: Row
     if isinstance(row, tuple | list):
         return make(row, {})
     raise TypeError(f"a row is a tuple of positional or a dict of keyword arguments, not {row!r}; write ({row!r},)")
+
+
+def _check_headers(headers: Any) -> None:
+    try:
+        msgspec.convert(headers, dict[str, str])
+    except msgspec.ValidationError as exc:
+        raise Invalid(f"headers are a dict of text to text, not {headers!r}") from exc
 
 
 def _set(value: Any, default: Any) -> Any:

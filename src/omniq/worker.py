@@ -264,6 +264,11 @@ class AsyncWorkerPool:
             self._unsent = transactions, repeat or isinstance(exc, OutcomeUnknown)
             await self._back_off(exc)
             return
+        except Exception as exc:  # not the store's fault: nothing of this call can be sent; its tasks come back by their lease
+            self._unsent = None
+            log.exception("a turn could not be sent", extra={"worker": self.worker_id})
+            await self._back_off(exc)
+            return
         self._unsent, self._failures = None, 0
         if not self._first_turn.done():
             self._first_turn.set_result(None)
@@ -385,7 +390,10 @@ class AsyncWorkerPool:
                 await waiter
             record = self._buffer.popleft()
             self._buffered_at = time.monotonic()
-            await self._run(record)
+            try:
+                await self._run(record)
+            except Exception:  # the task comes back when its lease runs out; the slot must live
+                log.exception("task %s could not be ended", record.name, extra=log_fields(record))
 
     async def _run(self, record: Record) -> None:
         context = TaskContext(record, self._queue.batch)
@@ -413,6 +421,9 @@ class AsyncWorkerPool:
         try:
             value = await self._call(run)
             data = self._queue.serializer.encode(value)
+            extra = [op for batch in run.context.batches for op in batch.operations]
+            if extra:
+                self.storage.check_call([tuple(extra)])
         except asyncio.CancelledError as exc:
             if run.ending is not None:
                 cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
@@ -435,7 +446,7 @@ class AsyncWorkerPool:
             return self._cancelled(record)
         self.done += 1
         ack = self._queue.succeeded(record, data, _ran_us(run))
-        return (ack, *(op for batch in run.context.batches for op in batch.operations))
+        return (ack, *extra)
 
     async def _call(self, run: _Run) -> Any:
         record = run.record

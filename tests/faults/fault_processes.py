@@ -171,4 +171,5 @@ def _kill_if_there(pid: int) -> None:
 def _environment() -> dict[str, str]:
     """This one without omniq's own variables, with this folder to import the tasks from."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OMNIQ_")}
-    return kept | {"PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
+    paths = [str(HERE), *filter(None, [kept.get("PYTHONPATH")])]
+    return kept | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}

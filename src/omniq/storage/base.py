@@ -112,15 +112,19 @@ class BaseStorage(abc.ABC):
         `repeat=True` says that the same call may have been carried out already (after `OutcomeUnknown`). Raises
         `Invalid` before anything is sent, and `StoreError` when the store failed.
         """
-        check_transactions(transactions, self.capabilities)
+        self.check_call(transactions)
         return await self._apply(transactions, now_us, repeat)
 
     def apply_blocking(
         self, transactions: Sequence[Transaction], now_us: int | None = None, *, repeat: bool = False
     ) -> list[Result]:
         """`apply` from any thread, also while the event loop is blocked."""
-        check_transactions(transactions, self.capabilities)
+        self.check_call(transactions)
         return self._apply_blocking(transactions, now_us, repeat)
+
+    def check_call(self, transactions: Sequence[Transaction]) -> None:
+        """Raise `Invalid` for what `apply` would not even send."""
+        check_transactions(transactions, self.capabilities)
 
     @abc.abstractmethod
     async def _apply(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]: ...
