@@ -70,7 +70,16 @@ def _show(report: dict[str, Any], figures: list[Figure]) -> None:
         f"{machine['cpus']} CPUs, load {machine['load_average'][0]} before, {report['load_average_after'][0]} after"
     )
     table = Table(title=title, title_justify="left")
-    for heading in ("what", "median  (min-max)", "unit", "baseline of the same run", "median  (min-max)", "ratio", "aim"):
+    for heading in (
+        "what",
+        "median  (min-max)",
+        "unit",
+        "CPU µs",
+        "baseline of the same run",
+        "median  (min-max)",
+        "ratio",
+        "aim",
+    ):
         table.add_column(heading, justify="left" if heading in ("what", "unit") or "baseline" in heading else "right")
     for figure in figures:
         mark = {True: "[green]reached[/]", False: "[red]missed[/]", None: ""}[figure.reached]
@@ -78,6 +87,7 @@ def _show(report: dict[str, Any], figures: list[Figure]) -> None:
             figure.name,
             figure.measured.show(),
             figure.unit,
+            "-" if figure.measured.median_cpu_us is None else f"{figure.measured.median_cpu_us:,.0f}",
             figure.baseline_name or "-",
             figure.baseline.show() if figure.baseline else "-",
             "-" if figure.ratio is None else f"{figure.ratio:.2f}",

@@ -6,6 +6,8 @@ import sqlite3
 import time
 from pathlib import Path
 
+from benchmarks.timing import Stopwatch
+
 PAYLOAD = '{"args":["' + "x" * 80 + '"],"kwargs":{}}'
 
 
@@ -18,13 +20,12 @@ def _open(store: Path) -> sqlite3.Connection:
     return connection
 
 
-def inserts_per_second(store: Path, rows: int, batch: int) -> float:
+def inserts(store: Path, rows: int, batch: int) -> Stopwatch:
     connection = _open(store)
-    begun = time.perf_counter()
-    _insert(connection, rows, batch)
-    took = time.perf_counter() - begun
+    with Stopwatch(rows) as watch:
+        _insert(connection, rows, batch)
     connection.close()
-    return rows / took
+    return watch
 
 
 def _insert(connection: sqlite3.Connection, rows: int, batch: int) -> None:
@@ -35,24 +36,24 @@ def _insert(connection: sqlite3.Connection, rows: int, batch: int) -> None:
         connection.execute("COMMIT")
 
 
-def fused_per_second(store: Path, rows: int, batch: int) -> float:
+def reserve_and_ack(store: Path, rows: int, batch: int) -> Stopwatch:
     """Each transaction ends a batch of jobs with a result and leases the next one."""
     connection = _open(store)
     _insert(connection, rows, 1000)
     lease = """UPDATE jobs SET state = 1, token = ? WHERE id IN (SELECT id FROM jobs WHERE state = 0 ORDER BY id LIMIT ?)
         RETURNING id, payload"""
-    begun = time.perf_counter()
+    end = "UPDATE jobs SET state = 2, result = 'null' WHERE id = ? AND state = 1"
     held: list[tuple[int, str]] = []
-    while True:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.executemany("UPDATE jobs SET state = 2, result = 'null' WHERE id = ? AND state = 1", [(i,) for i, _ in held])
-        held = connection.execute(lease, ("t", batch)).fetchall()
-        connection.execute("COMMIT")
-        if not held:
-            break
-    took = time.perf_counter() - begun
+    with Stopwatch(rows) as watch:
+        while True:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(end, [(job,) for job, _ in held])
+            held = connection.execute(lease, ("token", batch)).fetchall()
+            connection.execute("COMMIT")
+            if not held:
+                break
     connection.close()
-    return rows / took
+    return watch
 
 
 def commit_ms(store: Path, commits: int) -> list[float]:

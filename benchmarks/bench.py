@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.figures import Series
+from benchmarks.timing import Stopwatch
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -62,14 +63,22 @@ class Bench:
         for path in self._folder.glob(f"{store.name}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def series(self, name: str, run: Callable[[Path], float], runs: int | None = None) -> Series:
-        """Run it several times, on a fresh store each time."""
-        values: list[float] = []
-        for _ in self.steps(name, runs or self.runs):
-            store = self.fresh()
-            values.append(run(store))
+    def compare(
+        self, name: str, run: Callable[[Path], Stopwatch], baseline: Callable[[Path], Stopwatch]
+    ) -> tuple[Series, Series]:
+        """Run both in turn, on a fresh store each time, so that both meet the same disk and the same neighbours."""
+        pairs: list[tuple[Stopwatch, Stopwatch]] = []
+        for _ in self.steps(name, self.runs):
+            pairs.append((self._once(run), self._once(baseline)))
+        measured, compared = zip(*pairs, strict=True)
+        return _series(measured), _series(compared)
+
+    def _once(self, run: Callable[[Path], Stopwatch]) -> Stopwatch:
+        store = self.fresh()
+        try:
+            return run(store)
+        finally:
             self.drop(store)
-        return Series(values)
 
     def steps(self, name: str, total: int) -> Iterator[int]:
         line = self.progress.add_task(name, total=total)
@@ -98,6 +107,10 @@ class Bench:
             "system": f"{platform.system()} {platform.release()}",
             "file_system": _file_system(self._parent),
         }
+
+
+def _series(watches: Sequence[Stopwatch]) -> Series:
+    return Series([watch.per_second for watch in watches], [watch.cpu_us for watch in watches])
 
 
 def _file_system(folder: Path) -> str:

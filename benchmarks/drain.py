@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import jobs
-from benchmarks.baseline import fused_per_second
+from benchmarks.baseline import reserve_and_ack
 from benchmarks.bench import Bench
 from benchmarks.enqueue import PAYLOAD
-from benchmarks.figures import Figure, Series
+from benchmarks.figures import Figure
+from benchmarks.timing import Stopwatch
 from omniq import AsyncOmniQ
 
 CONCURRENCY = 10
@@ -40,39 +41,37 @@ async def fill_groups(oq: AsyncOmniQ, tasks: int, groups: int) -> None:
 
 
 def measure(bench: Bench, name: str, tasks: int, fill: Callable[[AsyncOmniQ], Any], above: float | None = None) -> Figure:
-    batches: list[float] = []
+    batches: list[int] = []
 
-    def once(store: Path) -> float:
-        rate, batch = asyncio.run(drain(store, tasks, fill))
-        batches.append(batch)
-        return rate
+    def once(store: Path) -> Stopwatch:
+        watch, batch = asyncio.run(drain(store, tasks, fill))
+        batches.append(max(round(batch), 1))
+        return watch
 
-    measured = bench.series(name, once)
-    batch = max(round(statistics.median(batches)), 1)
-    baseline: Series = bench.series(
-        f"baseline: reserve + ack, {batch} per commit", lambda store: fused_per_second(store, tasks, batch)
-    )
+    measured, baseline = bench.compare(name, once, lambda store: reserve_and_ack(store, tasks, batches[-1]))
     return Figure(
         name=name,
         unit="tasks/s",
         measured=measured,
         baseline=baseline,
-        baseline_name=f"reserve + ack, {batch} per commit",
+        baseline_name=f"reserve + ack, {statistics.median(batches):.0f} per commit",
         above=above,
         note=f"concurrency {CONCURRENCY}, {tasks:,} tasks",
     )
 
 
-async def drain(store: Path, tasks: int, fill: Callable[[AsyncOmniQ], Any]) -> tuple[float, float]:
-    """Tasks per second between the first lease and the last completion, and how many tasks a lease took on average."""
+async def drain(store: Path, tasks: int, fill: Callable[[AsyncOmniQ], Any]) -> tuple[Stopwatch, float]:
+    """From the first lease to the last completion, with the CPU of the whole; and how many tasks a lease took on average."""
     async with AsyncOmniQ.from_url(f"sqlite:///{store}") as oq:
         await fill(oq)
-        async with await oq.worker(CONCURRENCY) as pool:
-            await pool.drain()
+        with Stopwatch(tasks) as watch:
+            async with await oq.worker(CONCURRENCY) as pool:
+                await pool.drain()
         assert [c.done for c in await oq.counts()] == [tasks]
     log = sqlite3.connect(store)
     first, leases = log.execute("SELECT min(ts), count(DISTINCT ts) FROM events WHERE event = 'started'").fetchone()
     last, results = log.execute("SELECT max(finished_at), count(*) FROM results").fetchone()
     log.close()
     assert results == tasks
-    return tasks / ((last - first) / 1e6), tasks / leases
+    watch.seconds = (last - first) / 1e6
+    return watch, tasks / leases

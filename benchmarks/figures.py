@@ -9,13 +9,18 @@ import msgspec
 
 
 class Series(msgspec.Struct, frozen=True):
-    """The values of several runs; the median is the figure."""
+    """The values of several runs; the median is the figure. `cpu_us` is the CPU per task of each run, where it is known."""
 
     values: list[float]
+    cpu_us: list[float] = []
 
     @property
     def median(self) -> float:
         return statistics.median(self.values)
+
+    @property
+    def median_cpu_us(self) -> float | None:
+        return statistics.median(self.cpu_us) if self.cpu_us else None
 
     def show(self) -> str:
         low, high = min(self.values), max(self.values)
@@ -61,9 +66,11 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
             "unit": self.unit,
             "median": self.measured.median,
             "runs": self.measured.values,
+            "cpu_us_per_task": self.measured.median_cpu_us,
             "baseline": self.baseline_name,
             "baseline_median": None if self.baseline is None else self.baseline.median,
             "baseline_runs": [] if self.baseline is None else self.baseline.values,
+            "baseline_cpu_us_per_task": None if self.baseline is None else self.baseline.median_cpu_us,
             "ratio": self.ratio,
             "aim": self.aim,
             "reached": self.reached,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+import random
 import re
 import threading
 import time
@@ -342,6 +343,7 @@ def check_text(value: str, what: str) -> None:
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 _ids_lock = threading.Lock()
+_random = random.Random(os.urandom(32))  # noqa: S311 - os.urandom for each id lets go of the GIL and waits to get it back
 _last_ms = 0
 _id_prefix = ""  # the time and 50 random bits; the last 30 bits count
 _id_count = 0
@@ -353,7 +355,7 @@ def new_id() -> str:
     with _ids_lock:
         ms = time.time_ns() // 1_000_000
         if ms > _last_ms:
-            bits = (ms << 80) | int.from_bytes(os.urandom(10))
+            bits = (ms << 80) | _random.getrandbits(80)
             _last_ms, _id_prefix = ms, "".join([_PAIRS[(bits >> shift) & 1023] for shift in range(120, 29, -10)])
             _id_count = bits & 0x1FFF_FFFF  # the free top bit leaves room to count
         else:
@@ -365,6 +367,7 @@ def new_id() -> str:
 def _reseed_after_fork() -> None:
     global _last_ms
     _last_ms = 0
+    _random.seed(os.urandom(32))
 
 
 os.register_at_fork(after_in_child=_reseed_after_fork)

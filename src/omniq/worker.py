@@ -24,7 +24,16 @@ from typing import Any, Self, cast
 
 from omniq.config import Settings
 from omniq.context import TaskContext, enter, leave, log_fields
-from omniq.errors import Invalid, OutcomeUnknown, Refused, SerializationError, StoreError, Unrecoverable
+from omniq.errors import (
+    Invalid,
+    NotActive,
+    OutcomeUnknown,
+    Refused,
+    SerializationError,
+    StoreError,
+    TokenMismatch,
+    Unrecoverable,
+)
 from omniq.errors import Retry as RetryLater
 from omniq.middleware import Middleware
 from omniq.models import DEFAULT_LEASE_US, Record, TaskError, check_queue, new_id, new_token
@@ -118,6 +127,7 @@ class AsyncWorkerPool:
         self._held: dict[str, Record] = {}
         self._running: dict[str, _Run] = {}
         self._outbox: list[tuple[Operation, ...]] = []
+        self._joint: dict[str, _Run] = {}  # ended runs whose ack carries what they enqueued
         self._unsent: tuple[list[tuple[Operation, ...]], bool] | None = None
         self._idle_slots: deque[asyncio.Future[None]] = deque()
         self._average_s = 1.0
@@ -238,7 +248,7 @@ class AsyncWorkerPool:
             await self._turn()
             if self._leaving and not self._outbox and self._unsent is None:
                 return
-            if not self._outbox and (self._dry or not self._wanted()):
+            if not self._outbox and (self._stopping or self._dry or not self._wanted()):
                 await self._sleep()
 
     async def _turn(self) -> None:
@@ -277,6 +287,8 @@ class AsyncWorkerPool:
     def _take_answers(self, transactions: list[tuple[Operation, ...]], answers: list[Result]) -> None:
         for transaction, answer in zip(transactions, answers, strict=True):
             op = transaction[0]
+            if len(transaction) > 1 and not isinstance(answer, Refused):
+                self._joint.pop(getattr(op, "id", ""), None)
             if isinstance(op, Reserve):
                 if not isinstance(answer, Refused):
                     self._take(op, cast(Reserved, answer[0]))
@@ -310,6 +322,11 @@ class AsyncWorkerPool:
     def _refused(self, op: Operation, refusal: Refused) -> None:
         """Somebody else has the task by now; the work was done, and another will do it again."""
         task_id = getattr(op, "id", "")
+        joint = self._joint.get(task_id)
+        if joint is not None and not isinstance(refusal, NotActive | TokenMismatch):
+            del self._joint[task_id]
+            self._outbox.append(self._store_failure(joint, TaskError.of(refusal)))  # what it enqueued cannot be stored
+            return
         log.warning("%s of task %s was refused: %s", type(op).__name__, task_id, refusal, extra={"task_id": task_id})
 
     def _wanted(self) -> int:
@@ -411,6 +428,8 @@ class AsyncWorkerPool:
         self._average_s += (took - self._average_s) * (0.5 if took < self._average_s else 0.1)
         if transaction is not None:
             self._outbox.append(transaction)
+            if len(transaction) > 1:
+                self._joint[record.id] = run
         self._wake.set()
         if not self._running:
             self._empty.set()

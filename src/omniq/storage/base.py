@@ -59,7 +59,7 @@ from omniq.operations import (
 from omniq.policy import after_loss
 from omniq.serialization import MsgspecSerializer, Serializer
 from omniq.storage.checks import Transaction, check_transactions
-from omniq.storage.url import driver_for
+from omniq.storage.url import open_url
 from omniq.storage.waiting import Waiters
 from omniq.translate import enqueue_of, result_of, task_of
 
@@ -82,8 +82,7 @@ class BaseStorage(abc.ABC):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> BaseStorage:
         """The storage that a URL names: `memory://`, `sqlite:///path.db`, `file:///dir`."""
-        driver, target, query = driver_for(url)
-        return driver(**target, **query, **options)
+        return cast(BaseStorage, open_url(url, options))
 
     # -- life --------------------------------------------------------------------------------------
 

@@ -17,21 +17,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
 from omniq.errors import (
-    DuplicateId,
     IdempotencyConflict,
-    LeaseExpired,
-    LeaseHeld,
     NotActive,
-    NotDead,
-    NotWaiting,
     Refused,
     TaskNotFound,
-    TokenMismatch,
 )
 from omniq.models import DEFAULT_LEASE_US, Record, State, StoredResult, TaskError
 from omniq.operations import (
@@ -47,7 +41,6 @@ from omniq.operations import (
     Extended,
     Fail,
     Failed,
-    Held,
     Operation,
     Outcome,
     Progress,
@@ -63,82 +56,15 @@ from omniq.operations import (
     Reserved,
     Retried,
     Retry,
-    WorkerInfo,
 )
+from omniq.storage.ledger import Key, Ledger, QueueRow
+from omniq.storage.refusals import Refusals
 
 DEFAULT_RESULT_TTL_US = 86_400_000_000
 PROMOTE_LIMIT = 1000
 CASCADE_LIMIT = 1000
 
 _encode = msgspec.json.Encoder().encode
-
-
-class QueueRow(msgspec.Struct):
-    """What a driver keeps per queue. `groups_turn`: whose turn is the next grant."""
-
-    queue: str
-    paused: bool = False
-    has_groups: bool = False
-    groups_turn: bool = True
-    fed: bool = False
-
-
-class Lane(msgspec.Struct):
-    """A group of a queue. `turn` is its place among open lanes; `members` counts its tasks that have not ended."""
-
-    queue: str
-    group: str
-    limit: int = 0
-    ready: int = 0
-    inflight: int = 0
-    members: int = 0
-    turn: int = 0
-
-    @property
-    def open(self) -> bool:
-        return self.ready > 0 and self.inflight < (self.limit or 1)
-
-
-class Key(msgspec.Struct):
-    """An idempotency key and the task that it stands for."""
-
-    task_id: str
-    fingerprint: str
-    expires_us: int
-
-
-class Ledger(Protocol):
-    """The reads and writes that the machine asks of a driver. All inside one atomic section, by one thread at a time."""
-
-    events_on: bool
-
-    def queue(self, queue: str) -> QueueRow: ...
-    def save_queue(self, row: QueueRow) -> None: ...
-    def load(self, id: str) -> Record | None: ...
-    def insert(self, task: Record) -> None: ...
-    def save(self, task: Record, was: State, was_queue: str) -> None: ...
-    def delete(self, task: Record) -> None: ...
-    def held(self, token: str) -> list[Record]: ...
-    def next_ready(self, queue: str, group: str | None, limit: int) -> list[Record]: ...
-    def due(self, queue: str, now_us: int, limit: int) -> list[Record]: ...
-    def next_at(self, queues: Sequence[str], now_us: int) -> int | None: ...
-    def lane(self, queue: str, group: str) -> Lane: ...
-    def save_lane(self, lane: Lane) -> None: ...
-    def open_lane(self, queue: str) -> Lane | None: ...
-    def next_turn(self) -> int: ...
-    def key(self, queue: str, key: str) -> Key | None: ...
-    def save_key(self, queue: str, key: str, value: Key) -> None: ...
-    def delete_key(self, queue: str, key: str) -> None: ...
-    def save_result(self, task: Record, result: StoredResult, expires_us: int | None) -> None: ...
-    def delete_result(self, task: Record) -> None: ...
-    def block(self, blocker: Record, dependent: Record) -> None: ...
-    def dependents(self, blocker_id: str, limit: int) -> list[Record]: ...
-    def unblock(self, blocker_id: str, dependent: Record) -> None: ...
-    def defer(self, blocker_id: str, dead: bool) -> None: ...
-    def deferred(self, limit: int) -> list[tuple[str, bool]]: ...
-    def undefer(self, blocker_id: str) -> None: ...
-    def event(self, task: Record, event: str, now_us: int, data: bytes | None) -> None: ...
-    def beat(self, info: WorkerInfo, gone: bool, now_us: int) -> None: ...
 
 
 class Machine:
@@ -148,18 +74,19 @@ class Machine:
         self.ledger = ledger
         self.ready_queues: set[str] = set()
         self.ended_tasks: set[str] = set()
+        self._refusals = checks = Refusals(ledger)
         self._checks: dict[type[Operation], Callable[[Any, int], Any]] = {
-            Enqueue: self._check_enqueue,
-            Ack: self._check_held,
-            Retry: self._check_lost_or_held,
-            Fail: self._check_lost_or_held,
-            Release: self._check_held,
-            Extend: self._check_held,
-            Progress: self._check_held,
-            Cancel: self._check_cancel,
-            Reschedule: self._check_waiting,
-            Requeue: self._check_dead,
-            Remove: self._check_remove,
+            Enqueue: checks.enqueue,
+            Ack: checks.held,
+            Retry: checks.lost_or_held,
+            Fail: checks.lost_or_held,
+            Release: checks.held,
+            Extend: checks.held,
+            Progress: checks.held,
+            Cancel: checks.cancel,
+            Reschedule: checks.waiting,
+            Requeue: checks.dead,
+            Remove: checks.remove,
         }
         self._writes: dict[type[Operation], Callable[[Any, Any, int], Outcome]] = {
             Enqueue: self._enqueue,
@@ -189,7 +116,7 @@ class Machine:
         for op in transaction:
             known = self._checks[type(op)](op, now_us)
             if repeat and known is None and isinstance(op, Enqueue):
-                known = self._stored_before(op)
+                known = self._refusals.stored_before(op)
             if isinstance(known, Refused):
                 if (
                     repeat
@@ -224,44 +151,10 @@ class Machine:
 
     # -- enqueue -----------------------------------------------------------------------------------
 
-    def _check_enqueue(self, op: Enqueue, now_us: int) -> Outcome | Refused | None:
-        if op.idempotency_key is not None:
-            first = self._known_key(op, now_us)
-            if first is not None:
-                return first
-        there = self.ledger.load(op.id)
-        if there is None:
-            return None
-        if op.on_conflict == "replace_finished":
-            return None if there.state.final else Enqueued(id=op.id, existed=True, state=there.state)
-        if op.on_conflict == "return" or there.fingerprint == op.fingerprint:
-            return Enqueued(id=op.id, existed=True, state=there.state)
-        return DuplicateId(f"task {op.id!r} is already there with another body; leave the id out or use another")
-
-    def _stored_before(self, op: Enqueue) -> Outcome | None:
-        """A repeated `replace_finished` must not replace, and run again, what its own first call stored."""
-        there = self.ledger.load(op.id)
-        if there is None or there.fingerprint != op.fingerprint:
-            return None
-        return Enqueued(id=op.id, existed=True, state=there.state)
-
-    def _known_key(self, op: Enqueue, now_us: int) -> Outcome | Refused | None:
-        key = self.ledger.key(op.queue, cast(str, op.idempotency_key))
-        if key is None:
-            return None
-        first = self.ledger.load(key.task_id)
-        if key.expires_us <= now_us and (first is None or first.state.final):
-            return None
-        if key.fingerprint != op.fingerprint:
-            return IdempotencyConflict(
-                f"idempotency key {op.idempotency_key!r} in queue {op.queue!r} was used for another body (task {key.task_id})"
-            )
-        return Enqueued(id=key.task_id, existed=True, state=State.DONE if first is None else first.state)
-
     def _enqueue(self, op: Enqueue, _: None, now_us: int) -> Outcome:
         ledger = self.ledger
         if op.idempotency_key is not None:
-            twin = self._known_key(op, now_us)  # an earlier operation of this very transaction
+            twin = self._refusals.known_key(op, now_us)  # an earlier operation of this very transaction
             if isinstance(twin, Enqueued):
                 return twin
         if op.on_conflict == "replace_finished":
@@ -277,7 +170,7 @@ class Machine:
             encoding=op.encoding,
             headers=op.headers,
             origin=op.origin,
-            eta_us=due if op.delay_us else op.eta_us,
+            eta_us=due if op.delay_us or op.interval_us else op.eta_us,  # a series is anchored there, whatever its retries
             due_us=due,
             timeout_us=op.timeout_us,
             lease_us=op.lease_us,
@@ -410,92 +303,6 @@ class Machine:
         if self.ledger.events_on:
             self.ledger.event(task, "started", now_us, None)
         return copy.copy(task)
-
-    # -- checks of a holder ------------------------------------------------------------------------
-
-    def _find(self, op: Any) -> Record | TaskNotFound:
-        task = self.ledger.load(op.id)
-        if task is None or task.queue != op.queue:
-            return TaskNotFound(f"no task {op.id!r} in queue {op.queue!r}")
-        return task
-
-    def _check_held(self, op: Held, now_us: int) -> Record | Outcome | Refused:
-        task = self.ledger.load(op.id)
-        if task is None or task.queue != op.queue:
-            return TaskNotFound(f"no task {op.id!r} in queue {op.queue!r}")
-        if task.state is not State.RUNNING:
-            return self._already(op, task) or NotActive(f"task {op.id!r} is not running; it is {task.status}")
-        if not op.late and cast(int, task.lease_until_us) <= now_us:
-            return LeaseExpired(f"the lease of task {op.id!r} ran out; stop working on it")
-        if task.token != op.token:
-            return TokenMismatch(f"task {op.id!r} is held under another token; stop working on it")
-        return task
-
-    @staticmethod
-    def _already(op: Held, task: Record) -> Outcome | None:
-        """The same end reported twice, by the token that ended the task, changes nothing."""
-        if not op.token or task.ended_by != op.token:
-            return None
-        if isinstance(op, Ack) and task.state is State.DONE:
-            return Acked(state=State.DONE, already=True)
-        if isinstance(op, Fail) and task.state in (State.DONE, State.DEAD):
-            return Failed(queue=task.queue, state=task.state, already=True)
-        return None
-
-    def _check_lost_or_held(self, op: Retry | Fail, now_us: int) -> Record | Outcome | Refused:
-        return self._check_lost(op, now_us) if op.lost else self._check_held(op, now_us)
-
-    def _check_lost(self, op: Retry | Fail | Cancel, now_us: int) -> Record | Refused:
-        """The reaper speaks: it must have seen this very lease, and the lease must be over or its worker dead."""
-        task = self._find(op)
-        if isinstance(task, Refused):
-            return task
-        if task.state is not State.RUNNING:
-            return NotActive(f"task {op.id!r} is not running any more")
-        if task.token != op.token:
-            return TokenMismatch(f"task {op.id!r} has been leased again")
-        if op.lost == "expired" and cast(int, task.lease_until_us) > now_us:
-            return LeaseHeld(f"the lease of task {op.id!r} was renewed")
-        return task
-
-    def _check_cancel(self, op: Cancel, now_us: int) -> Record | Outcome | Refused:
-        if op.lost:
-            return self._check_lost(op, now_us)
-        task = self._find(op)
-        if isinstance(task, Refused):
-            return task
-        if task.state is State.STAGED:
-            return NotWaiting(f"task {op.id!r} is staged; abort its run instead")
-        if task.state.final:
-            return Cancelled(state=task.state)
-        if op.token is not None:
-            if task.state is not State.RUNNING:
-                return NotActive(f"task {op.id!r} is not running; it is {task.status}")
-            if task.token != op.token:
-                return TokenMismatch(f"task {op.id!r} is held under another token")
-        return task
-
-    def _check_waiting(self, op: Reschedule, now_us: int) -> Record | Refused:
-        task = self._find(op)
-        if isinstance(task, Refused) or task.state.waiting:
-            return task
-        return NotWaiting(f"task {op.id!r} is {task.status}; only a waiting task can be rescheduled")
-
-    def _check_dead(self, op: Requeue, now_us: int) -> Record | Refused:
-        task = self._find(op)
-        if isinstance(task, Refused) or task.state is State.DEAD:
-            return task
-        return NotDead(f"task {op.id!r} is {task.status}; only a FAILED task can be requeued")
-
-    def _check_remove(self, op: Remove, now_us: int) -> Record | Refused:
-        task = self._find(op)
-        if isinstance(task, Refused):
-            return task
-        if task.state is State.RUNNING or task.state is State.STAGED:
-            return NotWaiting(f"task {op.id!r} is {task.state.name}; cancel it first")
-        if op.if_state is not None and task.state is not op.if_state:
-            return NotWaiting(f"task {op.id!r} is {task.state.name}, not {op.if_state.name}")
-        return task
 
     # -- writes of a holder ------------------------------------------------------------------------
 

@@ -26,7 +26,8 @@ from omniq.operations import (
 )
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
-from omniq.storage.machine import Key, Lane, Machine, QueueRow
+from omniq.storage.ledger import Key, Lane, QueueRow
+from omniq.storage.machine import Machine
 
 
 class _Heap:

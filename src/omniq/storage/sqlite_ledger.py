@@ -15,7 +15,7 @@ import msgspec
 
 from omniq.models import Blocker, Record, State, StoredResult, TaskError, TaskStatus, status_of
 from omniq.operations import WorkerInfo
-from omniq.storage.machine import Key, Lane, QueueRow
+from omniq.storage.ledger import Key, Lane, QueueRow
 
 MAX_HELD = 20_000
 STATES: list[State] = list(State)

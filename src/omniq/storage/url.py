@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from omniq.errors import ConfigError
 
-if TYPE_CHECKING:
-    from omniq.storage.base import BaseStorage
-
 KNOWN = "memory://, sqlite:///path.db, sqlite:////absolute/path.db"
 
+# By name, not by import: drivers import the contract, and the contract finds drivers here.
+DRIVERS = {"memory": "omniq.storage.memory:MemoryStorage", "sqlite": "omniq.storage.sqlite:SQLiteStorage"}
 
-def driver_for(url: str) -> tuple[type[BaseStorage], dict[str, Any], dict[str, Any]]:
-    """The driver's class, the arguments that say what to open, and the options of the query part."""
-    scheme, _, _ = url.partition(":")
-    if scheme == "memory":
-        from omniq.storage.memory import MemoryStorage
 
-        return MemoryStorage, {}, _options(url, set())
-    if scheme == "sqlite":
-        from omniq.storage.sqlite import SQLiteStorage
-
-        return SQLiteStorage, {"path": sqlite_path(url)}, sqlite_options(url)
-    raise ConfigError(f"storage URL {mask(url)!r}: unknown scheme {scheme!r}; use one of {KNOWN}")
+def open_url(url: str, options: dict[str, Any]) -> Any:
+    """Make the storage that a URL names."""
+    scheme = url.partition(":")[0]
+    if scheme not in DRIVERS:
+        raise ConfigError(f"storage URL {mask(url)!r}: unknown scheme {scheme!r}; use one of {KNOWN}")
+    given = {"path": sqlite_path(url), **sqlite_options(url)} if scheme == "sqlite" else _options(url, set())
+    module, _, name = DRIVERS[scheme].partition(":")
+    return getattr(importlib.import_module(module), name)(**{**given, **options})
 
 
 def sqlite_path(url: str) -> str:

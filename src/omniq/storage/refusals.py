@@ -1,0 +1,167 @@
+"""The first half of every operation: look, and refuse or let pass. Nothing here writes.
+
+A check answers with the record to write on (or None for a new one), with an outcome if there is nothing left to do, or with
+the refusal.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from omniq.errors import (
+    DuplicateId,
+    IdempotencyConflict,
+    LeaseExpired,
+    LeaseHeld,
+    NotActive,
+    NotDead,
+    NotWaiting,
+    Refused,
+    TaskNotFound,
+    TokenMismatch,
+)
+from omniq.models import Record, State
+from omniq.operations import (
+    Ack,
+    Acked,
+    Cancel,
+    Cancelled,
+    Enqueue,
+    Enqueued,
+    Fail,
+    Failed,
+    Held,
+    Outcome,
+    Remove,
+    Requeue,
+    Reschedule,
+    Retry,
+)
+from omniq.storage.ledger import Ledger
+
+
+class Refusals:
+    """The checks of each operation against a ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def enqueue(self, op: Enqueue, now_us: int) -> Outcome | Refused | None:
+        if op.idempotency_key is not None:
+            first = self.known_key(op, now_us)
+            if first is not None:
+                return first
+        there = self.ledger.load(op.id)
+        if there is None:
+            return None
+        if op.on_conflict == "replace_finished":
+            return None if there.state.final else Enqueued(id=op.id, existed=True, state=there.state)
+        if op.on_conflict == "return" or there.fingerprint == op.fingerprint:
+            return Enqueued(id=op.id, existed=True, state=there.state)
+        return DuplicateId(f"task {op.id!r} is already there with another body; leave the id out or use another")
+
+    def stored_before(self, op: Enqueue) -> Outcome | None:
+        """A repeated `replace_finished` must not replace, and run again, what its own first call stored."""
+        there = self.ledger.load(op.id)
+        if there is None or there.fingerprint != op.fingerprint:
+            return None
+        return Enqueued(id=op.id, existed=True, state=there.state)
+
+    def known_key(self, op: Enqueue, now_us: int) -> Outcome | Refused | None:
+        key = self.ledger.key(op.queue, cast(str, op.idempotency_key))
+        if key is None:
+            return None
+        first = self.ledger.load(key.task_id)
+        if key.expires_us <= now_us and (first is None or first.state.final):
+            return None
+        if key.fingerprint != op.fingerprint:
+            return IdempotencyConflict(
+                f"idempotency key {op.idempotency_key!r} in queue {op.queue!r} was used for another body (task {key.task_id})"
+            )
+        return Enqueued(id=key.task_id, existed=True, state=State.DONE if first is None else first.state)
+
+    # -- checks of a holder ------------------------------------------------------------------------
+
+    def _find(self, op: Any) -> Record | TaskNotFound:
+        task = self.ledger.load(op.id)
+        if task is None or task.queue != op.queue:
+            return TaskNotFound(f"no task {op.id!r} in queue {op.queue!r}")
+        return task
+
+    def held(self, op: Held, now_us: int) -> Record | Outcome | Refused:
+        task = self.ledger.load(op.id)
+        if task is None or task.queue != op.queue:
+            return TaskNotFound(f"no task {op.id!r} in queue {op.queue!r}")
+        if task.state is not State.RUNNING:
+            return self._already(op, task) or NotActive(f"task {op.id!r} is not running; it is {task.status}")
+        if not op.late and cast(int, task.lease_until_us) <= now_us:
+            return LeaseExpired(f"the lease of task {op.id!r} ran out; stop working on it")
+        if task.token != op.token:
+            return TokenMismatch(f"task {op.id!r} is held under another token; stop working on it")
+        return task
+
+    @staticmethod
+    def _already(op: Held, task: Record) -> Outcome | None:
+        """The same end reported twice, by the token that ended the task, changes nothing."""
+        if not op.token or task.ended_by != op.token:
+            return None
+        if isinstance(op, Ack) and task.state is State.DONE:
+            return Acked(state=State.DONE, already=True)
+        if isinstance(op, Fail) and task.state in (State.DONE, State.DEAD):
+            return Failed(queue=task.queue, state=task.state, already=True)
+        return None
+
+    def lost_or_held(self, op: Retry | Fail, now_us: int) -> Record | Outcome | Refused:
+        return self.lost(op, now_us) if op.lost else self.held(op, now_us)
+
+    def lost(self, op: Retry | Fail | Cancel, now_us: int) -> Record | Refused:
+        """The reaper speaks: it must have seen this very lease, and the lease must be over or its worker dead."""
+        task = self._find(op)
+        if isinstance(task, Refused):
+            return task
+        if task.state is not State.RUNNING:
+            return NotActive(f"task {op.id!r} is not running any more")
+        if task.token != op.token:
+            return TokenMismatch(f"task {op.id!r} has been leased again")
+        if op.lost == "expired" and cast(int, task.lease_until_us) > now_us:
+            return LeaseHeld(f"the lease of task {op.id!r} was renewed")
+        return task
+
+    def cancel(self, op: Cancel, now_us: int) -> Record | Outcome | Refused:
+        if op.lost:
+            return self.lost(op, now_us)
+        task = self._find(op)
+        if isinstance(task, Refused):
+            return task
+        if task.state is State.STAGED:
+            return NotWaiting(f"task {op.id!r} is staged; abort its run instead")
+        if task.state.final:
+            return Cancelled(state=task.state)
+        if op.token is not None:
+            if task.state is not State.RUNNING:
+                return NotActive(f"task {op.id!r} is not running; it is {task.status}")
+            if task.token != op.token:
+                return TokenMismatch(f"task {op.id!r} is held under another token")
+        return task
+
+    def waiting(self, op: Reschedule, now_us: int) -> Record | Refused:
+        task = self._find(op)
+        if isinstance(task, Refused) or task.state.waiting:
+            return task
+        return NotWaiting(f"task {op.id!r} is {task.status}; only a waiting task can be rescheduled")
+
+    def dead(self, op: Requeue, now_us: int) -> Record | Refused:
+        task = self._find(op)
+        if isinstance(task, Refused) or task.state is State.DEAD:
+            return task
+        return NotDead(f"task {op.id!r} is {task.status}; only a FAILED task can be requeued")
+
+    def remove(self, op: Remove, now_us: int) -> Record | Refused:
+        task = self._find(op)
+        if isinstance(task, Refused):
+            return task
+        if task.state is State.RUNNING or task.state is State.STAGED:
+            return NotWaiting(f"task {op.id!r} is {task.state.name}; cancel it first")
+        if op.if_state is not None and task.state is not op.if_state:
+            return NotWaiting(f"task {op.id!r} is {task.state.name}, not {op.if_state.name}")
+        return task

@@ -1,0 +1,130 @@
+"""A store that fails: the worker backs off, says so, and goes on."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from support import jobs
+from support.waiting import eventually
+
+from omniq import AsyncOmniQ, BaseStorage, Settings, TaskStatus
+from omniq.errors import OutcomeUnknown, StoreUnavailable
+from omniq.testing import FaultyStorage
+
+
+def test_a_store_that_is_away_for_a_while_does_not_end_the_worker(
+    storage: BaseStorage, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        faulty = FaultyStorage(storage)
+        working = AsyncOmniQ(storage)
+        async with AsyncOmniQ(faulty) as oq:
+            async with await oq.worker():
+                faulty.strike("unavailable", "unavailable", "unavailable")
+                task_id = await working.enqueue(jobs.count, key)
+                result = await working.get_result(task_id, wait=True, timeout=10)
+                assert result.ok
+                assert faulty.done["unavailable"] == 3
+        assert jobs.runs[key] == 1
+
+    asyncio.run(body())
+    assert "the store failed" in caplog.text
+
+
+def test_a_lost_answer_neither_loses_nor_repeats_a_task(storage: BaseStorage, key: str) -> None:
+    async def body() -> None:
+        faulty = FaultyStorage(storage, unavailable=0.1, unknown=0.2, seed=5)
+        working = AsyncOmniQ(storage)
+        ids = await working.enqueue_many(jobs.remember, [(key, n) for n in range(30)])
+        oq = AsyncOmniQ(faulty, settings=Settings(lease=30))
+        async with await oq.worker(concurrency=3) as pool:
+            for task_id in ids:
+                result = await working.get_result(task_id, wait=True, timeout=20)
+                assert result is not None
+                assert result.ok
+            faulty._odds = dict.fromkeys(faulty._odds, 0.0)
+            assert pool.done == 30
+        assert sorted(jobs.seen[key]) == list(range(30))
+
+    asyncio.run(body())
+
+
+def test_a_caller_hears_of_a_store_that_fails(storage: BaseStorage) -> None:
+    async def body() -> None:
+        faulty = FaultyStorage(storage, ["unavailable", "unknown"])
+        oq = AsyncOmniQ(faulty)
+        with pytest.raises(StoreUnavailable):
+            await oq.enqueue(jobs.add, 1)
+        with pytest.raises(OutcomeUnknown):
+            await oq.options(task_id="once").enqueue(jobs.add, 1)
+        assert await oq.options(task_id="once").enqueue(jobs.add, 1) == "once"
+
+    asyncio.run(body())
+
+
+def test_a_failed_heartbeat_does_not_cost_the_lease(
+    storage: BaseStorage, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        faulty = FaultyStorage(storage)
+        oq = AsyncOmniQ(faulty, settings=Settings(lease=0.6))
+        async with await oq.worker():
+            task_id = await oq.enqueue(jobs.wait_async, key)
+            await eventually(lambda: jobs.runs[key])
+            faulty.strike("unavailable")
+            await eventually(lambda: faulty.done["unavailable"])
+            before = time.monotonic()
+            await eventually(lambda: time.monotonic() - before > 0.8)
+            jobs.gates[key].set()
+            assert (await oq.get_result(task_id, wait=True, timeout=5)).attempts == 1
+
+    asyncio.run(body())
+    assert "heartbeat failed" in caplog.text
+
+
+def test_a_pool_whose_store_is_away_can_be_stopped(storage: BaseStorage, key: str) -> None:
+    async def body() -> None:
+        faulty = FaultyStorage(storage)
+        oq = AsyncOmniQ(faulty, settings=Settings(lease=30))
+        pool = await oq.worker()
+        await pool.start()
+        task_id = await oq.enqueue(jobs.wait_async, key)
+        await eventually(lambda: jobs.runs[key])
+        faulty._odds = {"unavailable": 1.0}
+        jobs.gates[key].set()
+        await asyncio.wait_for(pool.stop(grace=0.1), 12)
+        faulty._odds = {"unavailable": 0.0}
+        assert (await oq.get_task(task_id)).status in (TaskStatus.RUNNING, TaskStatus.SUCCESS)
+
+    asyncio.run(body())
+
+
+def test_a_start_that_fails_leaves_nothing_running(storage: BaseStorage, tmp_path: Path) -> None:
+    class Refusing(FaultyStorage):
+        async def hold_worker(self, worker: str) -> None:
+            raise StoreUnavailable("no lock today")
+
+    async def body() -> None:
+        oq = AsyncOmniQ(Refusing(storage))
+        pool = await oq.worker()
+        with pytest.raises(StoreUnavailable):
+            await pool.start()
+        assert not pool.started
+        await pool.stop()
+
+    asyncio.run(body())
+
+
+def test_a_start_on_a_store_that_comes_late_waits_for_it(storage: BaseStorage, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        caplog.set_level(logging.ERROR, logger="omniq")
+        faulty = FaultyStorage(storage, ["unavailable", "unavailable"])
+        oq = AsyncOmniQ(faulty)
+        async with await oq.worker() as pool:
+            assert pool.started
+            assert faulty.done["unavailable"] == 2
+
+    asyncio.run(body())
+    assert "the store failed" in caplog.text
