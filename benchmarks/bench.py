@@ -67,9 +67,7 @@ class Bench:
         self, name: str, run: Callable[[Path], Stopwatch], baseline: Callable[[Path], Stopwatch]
     ) -> tuple[Series, Series]:
         """Run both in turn, on a fresh store each time, so that both meet the same disk and the same neighbours."""
-        pairs: list[tuple[Stopwatch, Stopwatch]] = []
-        for _ in self.steps(name, self.runs):
-            pairs.append((self._once(run), self._once(baseline)))
+        pairs = [(self._once(run), self._once(baseline)) for _ in self.steps(name, self.runs)]
         measured, compared = zip(*pairs, strict=True)
         return _series(measured), _series(compared)
 

@@ -25,6 +25,7 @@ from typing import Any, Self, cast
 from omniq.config import Settings
 from omniq.context import TaskContext, enter, leave, log_fields
 from omniq.errors import (
+    DriverClosed,
     Invalid,
     NotActive,
     OutcomeUnknown,
@@ -35,15 +36,17 @@ from omniq.errors import (
     Unrecoverable,
 )
 from omniq.errors import Retry as RetryLater
+from omniq.heartbeat import Heartbeat
 from omniq.middleware import Middleware
-from omniq.models import DEFAULT_LEASE_US, Record, TaskError, check_queue, new_id, new_token
-from omniq.operations import Beat, Cancel, Extend, Extended, Operation, Progress, Release, Reserve, Reserved, WorkerInfo
+from omniq.models import Record, TaskError, check_queue, new_id, new_token
+from omniq.operations import Beat, Cancel, Extended, Operation, Progress, Release, Reserve, Reserved, WorkerInfo
 from omniq.queue import AsyncTaskQueue
 from omniq.runnable import Runnable
 from omniq.storage.base import BaseStorage, Result
 from omniq.tasks import NotRunnable, Resolver
 from omniq.threads import TaskThreads
 from omniq.translate import decode_call
+from omniq.upkeep import Upkeep
 
 log = logging.getLogger("omniq.worker")
 
@@ -52,9 +55,7 @@ AHEAD_S = 0.010  # and only as many as run in this time
 MAX_AHEAD = 500
 HAND_BACK_S = 0.050  # leased but not started for so long: somebody else may have a free slot
 PROGRESS_S = 0.2  # how often the progress of a task is stored at most
-REAP_S = 0.5
-PURGE_S = 60.0
-PURGE_BATCH = 1000
+LAST_TRIES = 4  # when the store is away while the pool stops
 
 
 class _Run:
@@ -161,17 +162,21 @@ class AsyncWorkerPool:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
-        self._left = asyncio.Event()
         self._started_us = self.storage.clock()
         self._threads = TaskThreads(f"omniq-task-{self.worker_id}")
         self._first_turn: asyncio.Future[None] = self._loop.create_future()
-        self._beating = threading.Event()
-        self._shortest_lease_s = DEFAULT_LEASE_US / 1e6
-        self._tasks = [self._spawn(self._turns()), self._spawn(self._upkeep())]
+        self._upkeep = Upkeep(self.storage, self._queue.settings.retention, self.worker_id)
+        self._tasks = [self._spawn(self._turns()), self._spawn(self._upkeep.run())]
         self._slots = [self._spawn(self._slot()) for _ in range(self.concurrency)]
-        self._heart = threading.Thread(target=self._beat_on, name="omniq-heartbeat", daemon=True)
-        self._heart.start()
-        await asyncio.shield(self._first_turn)
+        on_cancel = functools.partial(self._from_thread, self._cancel_run)
+        on_lost = functools.partial(self._from_thread, self._lose_run)
+        self._heartbeat = Heartbeat(self.storage, self._held_now, self._info, on_cancel, on_lost)
+        self._heartbeat.start()
+        try:
+            await asyncio.shield(self._first_turn)
+        except StoreError:
+            await self.stop(0)
+            raise
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._loop.create_task(coroutine)
@@ -192,14 +197,13 @@ class AsyncWorkerPool:
             run.interrupt("release")
         await self._until_empty(5.0)
         self._leaving = True
-        self._left.set()
+        self._upkeep.end.set()
         self._wake.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for slot in self._slots:
             slot.cancel()
         await asyncio.gather(*self._slots, return_exceptions=True)
-        self._beating.set()
-        await asyncio.to_thread(self._heart.join)
+        await asyncio.to_thread(self._heartbeat.stop)
         with contextlib.suppress(StoreError):
             await self.storage.apply([(Beat(info=self._info(), gone=True),)])
         await self.storage.release_worker(self.worker_id)
@@ -245,11 +249,28 @@ class AsyncWorkerPool:
     async def _turns(self) -> None:
         while True:
             self._wake.clear()
-            await self._turn()
+            try:
+                await self._turn()
+            except DriverClosed as exc:
+                self._end_without_store(exc)
+                return
             if self._leaving and not self._outbox and self._unsent is None:
+                return
+            if self._leaving and self._failures >= LAST_TRIES:
+                log.error(
+                    "leaving without the store; what was not stored comes back by its lease", extra={"worker": self.worker_id}
+                )
                 return
             if not self._outbox and (self._stopping or self._dry or not self._wanted()):
                 await self._sleep()
+
+    def _end_without_store(self, exc: DriverClosed) -> None:
+        """The storage object was closed under the pool: nothing can be taken or stored any more."""
+        self._stopping = True
+        if self._first_turn.done():
+            log.error("the worker stops: %s", exc, extra={"worker": self.worker_id})
+        else:
+            self._first_turn.set_exception(exc)
 
     async def _turn(self) -> None:
         if self._unsent is None:
@@ -270,6 +291,8 @@ class AsyncWorkerPool:
         transactions, repeat = self._unsent
         try:
             answers = await self.storage.apply(transactions, repeat=repeat)
+        except DriverClosed:
+            raise
         except StoreError as exc:
             self._unsent = transactions, repeat or isinstance(exc, OutcomeUnknown)
             await self._back_off(exc)
@@ -295,7 +318,7 @@ class AsyncWorkerPool:
             elif isinstance(answer, Refused):
                 self._refused(op, answer)
             elif isinstance(op, Progress) and cast(Extended, answer[0]).cancel_requested:
-                self._cancel_run(op.id)
+                self._cancel_run(op)
 
     def _take(self, op: Reserve, reserved: Reserved) -> None:
         tasks = reserved.tasks
@@ -310,10 +333,7 @@ class AsyncWorkerPool:
             self._buffered_at = time.monotonic()
         self._held.update((task.id, task) for task in tasks)
         self._buffer.extend(tasks)
-        shortest = min(task.lease_us or DEFAULT_LEASE_US for task in tasks) / 1e6
-        if shortest < self._shortest_lease_s:
-            self._shortest_lease_s = shortest
-            self._beating.set()
+        self._heartbeat.take(tasks)
         for _ in range(min(len(tasks), len(self._idle_slots))):
             waiter = self._idle_slots.popleft()
             if not waiter.done():
@@ -446,7 +466,7 @@ class AsyncWorkerPool:
         except asyncio.CancelledError as exc:
             if run.ending is not None:
                 cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
-                return self._interrupted(run)
+                return await self._interrupted(run)
             if self._leaving:
                 raise
             return self._failed(run, exc)
@@ -460,7 +480,7 @@ class AsyncWorkerPool:
             task = cast("asyncio.Task[None]", asyncio.current_task())
             task.uncancel()
             if run.ending != "release":
-                return self._interrupted(run)
+                return await self._interrupted(run)
         if run.context.cancelled:
             return self._cancelled(record)
         self.done += 1
@@ -525,7 +545,7 @@ class AsyncWorkerPool:
     def _cancelled(self, record: Record) -> tuple[Operation, ...]:
         return (Cancel(queue=record.queue, id=record.id, token=cast(str, record.token)),)
 
-    def _interrupted(self, run: _Run) -> tuple[Operation, ...] | None:
+    async def _interrupted(self, run: _Run) -> tuple[Operation, ...] | None:
         record = run.record
         if run.ending == "cancel":
             return self._cancelled(record)
@@ -541,8 +561,9 @@ class AsyncWorkerPool:
                 self._threads.abandoned,
                 extra=log_fields(record),
             )
-        seconds = cast(int, record.timeout_us) / 1e6
-        return self._store_failure(run, TaskError("TimeoutError", f"the task ran longer than its timeout of {seconds:g} s"))
+        late = TimeoutError(f"the task ran longer than its timeout of {cast(int, record.timeout_us) / 1e6:g} s")
+        await self._tell_error(run.context, late)
+        return self._store_failure(run, TaskError.of(late))
 
     def _limit(self, run: _Run, seconds: float) -> None:
         """One timer for all tasks, set to the earliest deadline: most tasks end long before theirs."""
@@ -590,8 +611,8 @@ class AsyncWorkerPool:
             )
             self._wake.set()
 
-    def _cancel_run(self, task_id: str) -> None:
-        run = self._running.get(task_id)
+    def _cancel_run(self, task: Record | Progress) -> None:
+        run = self._running.get(task.id)
         if run is not None and not run.context.cancelled:
             run.context.cancelled = True
             if run.is_async:
@@ -606,7 +627,7 @@ class AsyncWorkerPool:
             self._buffer.remove(record)
             self._held.pop(record.id, None)
 
-    # -- heartbeats: a thread of their own ---------------------------------------------------------
+    # -- what the heartbeat needs and hears -------------------------------------------------------
 
     def _info(self) -> WorkerInfo:
         return WorkerInfo(
@@ -619,70 +640,12 @@ class AsyncWorkerPool:
             started_at_us=self._started_us,
         )
 
-    def _beat_on(self) -> None:
-        last = time.monotonic()
-        while self._tasks or not self._stopping:
-            pause = min(self._shortest_lease_s, DEFAULT_LEASE_US / 1e6) / 3
-            if self._beating.wait(max(last + pause - time.monotonic(), 0.005)):
-                if self._leaving:
-                    return
-                self._beating.clear()  # a shorter lease came in: count anew
-                continue
-            last = time.monotonic()
-            try:
-                self._beat()
-            except Exception as exc:  # the next beat may succeed; the lease lasts three of them
-                log.error("heartbeat failed: %s", exc, extra={"worker": self.worker_id})
+    def _held_now(self) -> list[Record]:
+        return list(self._held.values())
 
-    def _beat(self) -> None:
-        held = list(self._held.values())
-        beats: list[tuple[Operation, ...]] = [
-            (Extend(queue=t.queue, id=t.id, token=cast(str, t.token), late=True),) for t in held
-        ]
-        answers = self.storage.apply_blocking([*beats, (Beat(info=self._info()),)])
-        self._shortest_lease_s = min((t.lease_us or DEFAULT_LEASE_US for t in held), default=DEFAULT_LEASE_US) / 1e6
-        for task, answer in zip(held, answers, strict=False):
-            if isinstance(answer, Refused):
-                self._from_thread(self._lose_run, task)
-            elif cast(Extended, answer[0]).cancel_requested:
-                self._from_thread(self._cancel_run, task.id)
-
-    def _from_thread(self, call: Callable[[Any], None], argument: Any) -> None:
+    def _from_thread(self, call: Callable[[Record], None], record: Record) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed
-            self._loop.call_soon_threadsafe(call, argument)
-
-    # -- upkeep: every worker reaps, sweeps and purges ---------------------------------------------
-
-    async def _upkeep(self) -> None:
-        purge_at = time.monotonic() + PURGE_S * random.random()  # noqa: S311
-        while not self._leaving:
-            try:
-                await self._reap()
-                if time.monotonic() >= purge_at:
-                    purge_at = time.monotonic() + PURGE_S * random.uniform(0.8, 1.2)  # noqa: S311
-                    await self._purge()
-            except StoreError as exc:
-                await self._back_off(exc)
-            await self._nap(REAP_S * random.uniform(0.8, 1.2))  # noqa: S311
-
-    async def _nap(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._left.wait()
-        except TimeoutError:
-            pass
-
-    async def _reap(self) -> None:
-        lost = await self.storage.lost_workers()
-        taken = await self.storage.reclaim(lost_workers=lost)
-        if taken:
-            log.warning("took back %d tasks of lost workers", taken, extra={"worker": self.worker_id})
-        await self.storage.sweep()
-
-    async def _purge(self) -> None:
-        retention = self._queue.settings.retention
-        while await self.storage.purge(retention, limit=PURGE_BATCH) >= PURGE_BATCH and not self._leaving:
-            await self._nap(0.01)  # let others write
+            self._loop.call_soon_threadsafe(call, record)
 
 
 def _ran_us(run: _Run) -> int:
@@ -734,7 +697,9 @@ class WorkerPool:
         self._call(self._pool.drain())
 
     def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        assert self._loop is not None, "start() the pool first"
+        if self._loop is None:
+            coroutine.close()
+            raise Invalid("this worker pool does not run; start() it first")
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _end_loop(self) -> None:

@@ -1,0 +1,62 @@
+"""What every worker does for the store: take back lost leases, finish long cascades, delete what is past its time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+
+from omniq.errors import DriverClosed, StoreError
+from omniq.operations import Retention
+from omniq.storage.base import BaseStorage
+
+log = logging.getLogger("omniq.worker")
+
+REAP_S = 0.5
+PURGE_S = 60.0
+PURGE_BATCH = 1000
+MAX_PAUSE_S = 5.0
+
+
+class Upkeep:
+    """Runs until `end` is set; times are jittered, so that many workers do not do it at once."""
+
+    def __init__(self, storage: BaseStorage, retention: Retention, worker: str) -> None:
+        self._storage, self._retention, self._worker = storage, retention, worker
+        self.end = asyncio.Event()
+
+    async def run(self) -> None:
+        purge_at = time.monotonic() + PURGE_S * random.random()  # noqa: S311
+        failures = 0
+        while not self.end.is_set():
+            try:
+                await self._reap()
+                if time.monotonic() >= purge_at:
+                    purge_at = time.monotonic() + PURGE_S * random.uniform(0.8, 1.2)  # noqa: S311
+                    await self._purge()
+                failures = 0
+            except DriverClosed:
+                return
+            except StoreError as exc:
+                failures += 1
+                log.warning("upkeep of the store failed, it will be tried again: %s", exc, extra={"worker": self._worker})
+            await self._nap(min(REAP_S * 2**failures, MAX_PAUSE_S) * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def _nap(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.end.wait()
+        except TimeoutError:
+            pass
+
+    async def _reap(self) -> None:
+        lost = await self._storage.lost_workers()
+        taken = await self._storage.reclaim(lost_workers=lost)
+        if taken:
+            log.warning("took back %d tasks of lost workers", taken, extra={"worker": self._worker})
+        await self._storage.sweep()
+
+    async def _purge(self) -> None:
+        while await self._storage.purge(self._retention, limit=PURGE_BATCH) >= PURGE_BATCH and not self.end.is_set():
+            await self._nap(0.01)  # let others write
