@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
 import os
 import random
 import socket
@@ -23,29 +22,24 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from omniq.config import Settings
-from omniq.context import TaskContext, enter, leave, log_fields
+from omniq.context import log_fields
 from omniq.errors import (
     DriverClosed,
     Invalid,
     NotActive,
     OutcomeUnknown,
     Refused,
-    SerializationError,
     StoreError,
     TokenMismatch,
-    Unrecoverable,
 )
-from omniq.errors import Retry as RetryLater
 from omniq.heartbeat import Heartbeat
 from omniq.middleware import Middleware
-from omniq.models import Record, TaskError, check_queue, new_id, new_token
-from omniq.operations import Beat, Cancel, Extended, Operation, Progress, Release, Reserve, Reserved, WorkerInfo
+from omniq.models import Record, check_queue, new_id, new_token
+from omniq.operations import Beat, Extended, Operation, Progress, Reserve, Reserved, WorkerInfo
 from omniq.queue import AsyncTaskQueue
-from omniq.runnable import Runnable
+from omniq.runner import Runner, release
 from omniq.storage.base import BaseStorage, Result
-from omniq.tasks import NotRunnable, Resolver
-from omniq.threads import TaskThreads
-from omniq.translate import decode_call
+from omniq.tasks import Resolver
 from omniq.upkeep import Upkeep
 
 log = logging.getLogger("omniq.worker")
@@ -54,26 +48,7 @@ SHORT_TASK_S = 0.005  # only tasks shorter than this are leased ahead
 AHEAD_S = 0.010  # and only as many as run in this time
 MAX_AHEAD = 500
 HAND_BACK_S = 0.050  # leased but not started for so long: somebody else may have a free slot
-PROGRESS_S = 0.2  # how often the progress of a task is stored at most
 LAST_TRIES = 4  # when the store is away while the pool stops
-
-
-class _Run:
-    """A task in a slot."""
-
-    __slots__ = ("context", "deadline", "ending", "is_async", "record", "started", "task")
-
-    def __init__(self, record: Record, context: TaskContext, task: asyncio.Task[None]) -> None:
-        self.record, self.context, self.task = record, context, task
-        self.started = time.monotonic()
-        self.is_async = False
-        self.ending: str | None = None  # why it was interrupted: "timeout", "cancel", "lost" or "release"
-        self.deadline = math.inf
-
-    def interrupt(self, reason: str) -> None:
-        if self.ending is None:
-            self.ending = reason
-            self.task.cancel()
 
 
 class AsyncWorkerPool:
@@ -117,7 +92,6 @@ class AsyncWorkerPool:
         if allow is None and not self.storage.capabilities.local:
             allow = ()
         self._resolver = Resolver(allow)
-        self._runnables: dict[str, Runnable] = {}
         self._middleware = tuple(middleware)
         self._tasks: list[asyncio.Task[None]] = []
         self._reset()
@@ -126,9 +100,7 @@ class AsyncWorkerPool:
         self._buffer: deque[Record] = deque()
         self._buffered_at = 0.0
         self._held: dict[str, Record] = {}
-        self._running: dict[str, _Run] = {}
         self._outbox: list[tuple[Operation, ...]] = []
-        self._joint: dict[str, _Run] = {}  # ended runs whose ack carries what they enqueued
         self._unsent: tuple[list[tuple[Operation, ...]], bool] | None = None
         self._idle_slots: deque[asyncio.Future[None]] = deque()
         self._average_s = 1.0
@@ -137,9 +109,7 @@ class AsyncWorkerPool:
         self._next_at_us: int | None = None
         self._stopping = self._leaving = False
         self._failures = 0
-        self._next_deadline = math.inf
-        self._deadline_timer: asyncio.TimerHandle | None = None
-        self.done = self.failed = self.retried = 0
+        self._runner = Runner(self._queue, self._resolver, self._middleware, self._send)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -148,9 +118,24 @@ class AsyncWorkerPool:
         return bool(self._tasks)
 
     @property
+    def done(self) -> int:
+        """How many runs succeeded since `start()`."""
+        return self._runner.done
+
+    @property
+    def failed(self) -> int:
+        """How many tasks failed for good."""
+        return self._runner.failed
+
+    @property
+    def retried(self) -> int:
+        """How many runs failed and will be retried."""
+        return self._runner.retried
+
+    @property
     def running(self) -> int:
         """How many tasks run now."""
-        return len(self._running)
+        return len(self._runner.running)
 
     async def start(self) -> None:
         """Return when the pool takes work."""
@@ -163,13 +148,13 @@ class AsyncWorkerPool:
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._started_us = self.storage.clock()
-        self._threads = TaskThreads(f"omniq-task-{self.worker_id}")
+        self._runner.start(self.worker_id)
         self._first_turn: asyncio.Future[None] = self._loop.create_future()
         self._upkeep = Upkeep(self.storage, self._queue.settings.retention, self.worker_id)
         self._tasks = [self._spawn(self._turns()), self._spawn(self._upkeep.run())]
         self._slots = [self._spawn(self._slot()) for _ in range(self.concurrency)]
-        on_cancel = functools.partial(self._from_thread, self._cancel_run)
-        on_lost = functools.partial(self._from_thread, self._lose_run)
+        on_cancel = functools.partial(self._from_thread, self._runner.cancel)
+        on_lost = functools.partial(self._from_thread, self._lose)
         self._heartbeat = Heartbeat(self.storage, self._held_now, self._info, on_cancel, on_lost)
         self._heartbeat.start()
         try:
@@ -192,11 +177,11 @@ class AsyncWorkerPool:
         self._give_back_buffer()
         self._wake.set()
         await self._until_empty(self.grace if grace is None else grace)
-        for run in list(self._running.values()):
+        for run in list(self._runner.running.values()):
             log.warning("handing back %s: still running after the grace time", run.record.name, extra=log_fields(run.record))
             run.interrupt("release")
         await self._until_empty(5.0)
-        self._leaving = True
+        self._leaving = self._runner.leaving = True
         self._upkeep.end.set()
         self._wake.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -207,15 +192,13 @@ class AsyncWorkerPool:
         with contextlib.suppress(StoreError):
             await self.storage.apply([(Beat(info=self._info(), gone=True),)])
         await self.storage.release_worker(self.worker_id)
-        self._threads.close()
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
+        self._runner.close()
         self._tasks = []
 
     async def _until_empty(self, timeout: float) -> None:
         try:
             async with asyncio.timeout(timeout):
-                while self._running:
+                while self._runner.running:
                     self._empty.clear()
                     await self._empty.wait()
         except TimeoutError:
@@ -311,21 +294,21 @@ class AsyncWorkerPool:
         for transaction, answer in zip(transactions, answers, strict=True):
             op = transaction[0]
             if len(transaction) > 1 and not isinstance(answer, Refused):
-                self._joint.pop(getattr(op, "id", ""), None)
+                self._runner.joint_stored(getattr(op, "id", ""))
             if isinstance(op, Reserve):
                 if not isinstance(answer, Refused):
                     self._take(op, cast(Reserved, answer[0]))
             elif isinstance(answer, Refused):
                 self._refused(op, answer)
             elif isinstance(op, Progress) and cast(Extended, answer[0]).cancel_requested:
-                self._cancel_run(op)
+                self._runner.cancel(op)
 
     def _take(self, op: Reserve, reserved: Reserved) -> None:
         tasks = reserved.tasks
         self._dry = len(tasks) < op.limit
         self._next_at_us = reserved.next_at_us
         if self._stopping:
-            self._outbox += [(self._release(task),) for task in tasks]
+            self._send(*((release(task),) for task in tasks))
             return
         if not tasks:
             return
@@ -342,10 +325,8 @@ class AsyncWorkerPool:
     def _refused(self, op: Operation, refusal: Refused) -> None:
         """Somebody else has the task by now; the work was done, and another will do it again."""
         task_id = getattr(op, "id", "")
-        joint = self._joint.get(task_id)
-        if joint is not None and not isinstance(refusal, NotActive | TokenMismatch):
-            del self._joint[task_id]
-            self._outbox.append(self._store_failure(joint, TaskError.of(refusal)))  # what it enqueued cannot be stored
+        if not isinstance(refusal, NotActive | TokenMismatch) and (again := self._runner.joint_refused(task_id, refusal)):
+            self._send(again)
             return
         log.warning("%s of task %s was refused: %s", type(op).__name__, task_id, refusal, extra={"task_id": task_id})
 
@@ -353,7 +334,7 @@ class AsyncWorkerPool:
         """How many more tasks to hold. More than the slots only while tasks are short: nobody hoards."""
         ahead = 0
         if self._average_s < SHORT_TASK_S:
-            oldest = next(iter(self._running.values()), None)
+            oldest = next(iter(self._runner.running.values()), None)
             if oldest is None or time.monotonic() - oldest.started < SHORT_TASK_S:
                 ahead = min(int(self.concurrency * AHEAD_S / max(self._average_s, 1e-6)), MAX_AHEAD)
         return max(self.concurrency + ahead - len(self._held), 0)
@@ -405,11 +386,7 @@ class AsyncWorkerPool:
         while self._buffer:
             task = self._buffer.popleft()
             self._held.pop(task.id, None)
-            self._outbox.append((self._release(task),))
-
-    @staticmethod
-    def _release(task: Record) -> Release:
-        return Release(queue=task.queue, id=task.id, token=cast(str, task.token), late=True)
+            self._send((release(task),))
 
     async def _back_off(self, exc: BaseException) -> None:
         self._failures += 1
@@ -433,201 +410,23 @@ class AsyncWorkerPool:
                 log.exception("task %s could not be ended", record.name, extra=log_fields(record))
 
     async def _run(self, record: Record) -> None:
-        context = TaskContext(record, self._queue.batch)
-        run = _Run(record, context, cast("asyncio.Task[None]", asyncio.current_task()))
-        self._running[record.id] = run
-        context.on_progress = functools.partial(self._progress_soon, run)
-        token = enter(context)
-        try:
-            transaction = await self._outcome(run)
-        finally:
-            leave(token)
-            del self._running[record.id]
-            self._held.pop(record.id, None)
-        took = time.monotonic() - run.started
+        ended, took = await self._runner.run(record)
+        self._held.pop(record.id, None)
         self._average_s += (took - self._average_s) * (0.5 if took < self._average_s else 0.1)
-        if transaction is not None:
-            self._outbox.append(transaction)
-            if len(transaction) > 1:
-                self._joint[record.id] = run
-        self._wake.set()
-        if not self._running:
+        self._send(*ended)
+        if not self._runner.running:
             self._empty.set()
 
-    async def _outcome(self, run: _Run) -> tuple[Operation, ...] | None:
-        """Run the task and say what is to be stored of it; None for a task that was lost to somebody else."""
-        record = run.record
-        try:
-            value = await self._call(run)
-            data = self._queue.serializer.encode(value)
-            extra = [op for batch in run.context.batches for op in batch.operations]
-            if extra:
-                self.storage.check_call([tuple(extra)])
-        except asyncio.CancelledError as exc:
-            if run.ending is not None:
-                cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
-                return await self._interrupted(run)
-            if self._leaving:
-                raise
-            return self._failed(run, exc)
-        except (NotRunnable, Unrecoverable) as exc:
-            return self._failed(run, exc, final=True)
-        except RetryLater as exc:
-            return self._failed(run, exc, after=exc.after)
-        except (Exception, SystemExit, KeyboardInterrupt) as exc:
-            return self._failed(run, exc)
-        if run.ending is not None:  # it finished, or caught the interruption, at the last moment
-            task = cast("asyncio.Task[None]", asyncio.current_task())
-            task.uncancel()
-            if run.ending != "release":
-                return await self._interrupted(run)
-        if run.context.cancelled:
-            return self._cancelled(record)
-        self.done += 1
-        ack = self._queue.succeeded(record, data, _ran_us(run))
-        return (ack, *extra)
-
-    async def _call(self, run: _Run) -> Any:
-        record = run.record
-        runnable = self._runnables.get(record.name)
-        if runnable is None:
-            runnable = self._runnables[record.name] = Runnable(self._resolver.resolve(record.name))
-        try:
-            args, kwargs = decode_call(record, self._queue.serializer)
-        except SerializationError as exc:
-            raise Unrecoverable(f"SerializationError: {exc}") from exc
-        if record.encoding == "json":
-            runnable.restore(args, kwargs)
-        run.is_async = runnable.is_async
-        if record.timeout_us is not None:
-            self._limit(run, record.timeout_us / 1e6)
-        for hook in self._middleware:
-            await hook.before(run.context)
-        try:
-            if runnable.is_async:
-                value = await runnable.func(*args, **kwargs)
-            else:
-                value = await self._threads.run(functools.partial(runnable.func, *args, **kwargs))
-        except Exception as exc:
-            await self._tell_error(run.context, exc)
-            raise
-        for hook in reversed(self._middleware):
-            await hook.after(run.context, value)
-        return value
-
-    async def _tell_error(self, context: TaskContext, exc: Exception) -> None:
-        for hook in reversed(self._middleware):
-            try:
-                await hook.on_error(context, exc)
-            except Exception:
-                log.exception("%s.on_error failed", type(hook).__name__, extra=log_fields(context.record))
-
-    def _failed(
-        self, run: _Run, exc: BaseException, *, final: bool = False, after: float | None = None
-    ) -> tuple[Operation, ...]:
-        if run.context.cancelled:
-            return self._cancelled(run.record)
-        return self._store_failure(run, TaskError.of(exc), final=final, after=after)
-
-    def _store_failure(
-        self, run: _Run, error: TaskError, *, final: bool = False, after: float | None = None
-    ) -> tuple[Operation, ...]:
-        op = self._queue.failed(run.record, error, _ran_us(run), after=after, final=final)
-        fields = log_fields(run.record)
-        if type(op).__name__ == "Fail":
-            self.failed += 1
-            log.error("task %s failed for good: %s", run.record.name, error, extra=fields)
-        else:
-            self.retried += 1
-            log.warning("task %s failed, it will be retried: %s", run.record.name, error, extra=fields)
-        return (op,)
-
-    def _cancelled(self, record: Record) -> tuple[Operation, ...]:
-        return (Cancel(queue=record.queue, id=record.id, token=cast(str, record.token)),)
-
-    async def _interrupted(self, run: _Run) -> tuple[Operation, ...] | None:
-        record = run.record
-        if run.ending == "cancel":
-            return self._cancelled(record)
-        if run.ending == "release":
-            return (self._release(record),)
-        if run.ending == "lost":
-            log.warning("task %s was lost: its lease ran out", record.name, extra=log_fields(record))
-            return None
-        if not run.is_async:
-            log.warning(
-                "task %s ran into its timeout; its thread cannot be stopped and is left to finish (%d such threads)",
-                record.name,
-                self._threads.abandoned,
-                extra=log_fields(record),
-            )
-        late = TimeoutError(f"the task ran longer than its timeout of {cast(int, record.timeout_us) / 1e6:g} s")
-        await self._tell_error(run.context, late)
-        return self._store_failure(run, TaskError.of(late))
-
-    def _limit(self, run: _Run, seconds: float) -> None:
-        """One timer for all tasks, set to the earliest deadline: most tasks end long before theirs."""
-        run.deadline = self._loop.time() + seconds
-        if run.deadline < self._next_deadline:
-            self._next_deadline = run.deadline
-            if self._deadline_timer is not None:
-                self._deadline_timer.cancel()
-            self._deadline_timer = self._loop.call_at(run.deadline, self._end_overdue)
-
-    def _end_overdue(self) -> None:
-        now = self._loop.time()
-        for run in list(self._running.values()):
-            if run.deadline <= now:
-                run.deadline = math.inf
-                run.interrupt("timeout")
-        self._next_deadline = min((r.deadline for r in self._running.values()), default=math.inf)
-        later = self._next_deadline < math.inf
-        self._deadline_timer = self._loop.call_at(self._next_deadline, self._end_overdue) if later else None
-
-    # -- progress, cancel, lost leases -------------------------------------------------------------
-
-    def _progress_soon(self, run: _Run) -> None:
-        """From any thread: store the newest progress a little later, so that a busy loop costs a few writes."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._schedule_progress, run)
-
-    def _schedule_progress(self, run: _Run) -> None:
-        if run.context.on_progress is not None:
-            run.context.on_progress = None
-            self._send_progress(run)
-            self._loop.call_later(PROGRESS_S, self._rearm_progress, run)
-
-    def _rearm_progress(self, run: _Run) -> None:
-        run.context.on_progress = functools.partial(self._progress_soon, run)
-        if run.context.unsent_progress is not None and self._running.get(run.record.id) is run:
-            self._schedule_progress(run)
-
-    def _send_progress(self, run: _Run) -> None:
-        record, data = run.record, run.context.unsent_progress
-        if data is not None and self._running.get(record.id) is run:
-            run.context.unsent_progress = None
-            self._outbox.append(
-                (Progress(queue=record.queue, id=record.id, token=cast(str, record.token), late=True, data=data),)
-            )
-            self._wake.set()
-
-    def _cancel_run(self, task: Record | Progress) -> None:
-        run = self._running.get(task.id)
-        if run is not None and not run.context.cancelled:
-            run.context.cancelled = True
-            if run.is_async:
-                run.interrupt("cancel")
-
-    def _lose_run(self, record: Record) -> None:
-        run = self._running.get(record.id)
-        if run is not None and run.record is record:
-            run.context.cancelled = True
-            run.interrupt("lost")
-        elif record in self._buffer:
-            self._buffer.remove(record)
-            self._held.pop(record.id, None)
+    def _send(self, *transactions: tuple[Operation, ...]) -> None:
+        self._outbox += transactions
+        self._wake.set()
 
     # -- what the heartbeat needs and hears -------------------------------------------------------
+
+    def _lose(self, record: Record) -> None:
+        if not self._runner.lose(record) and record in self._buffer:
+            self._buffer.remove(record)
+            self._held.pop(record.id, None)
 
     def _info(self) -> WorkerInfo:
         return WorkerInfo(
@@ -635,7 +434,7 @@ class AsyncWorkerPool:
             host=socket.gethostname(),
             pid=os.getpid(),
             queues=self._queues,
-            running=len(self._running),
+            running=len(self._runner.running),
             concurrency=self.concurrency,
             started_at_us=self._started_us,
         )
@@ -646,10 +445,6 @@ class AsyncWorkerPool:
     def _from_thread(self, call: Callable[[Record], None], record: Record) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed
             self._loop.call_soon_threadsafe(call, record)
-
-
-def _ran_us(run: _Run) -> int:
-    return int((time.monotonic() - run.started) * 1e6)
 
 
 def _in_queue(filter: Any, queue: str) -> Any:

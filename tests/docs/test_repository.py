@@ -16,9 +16,7 @@ import omniq
 # Split, so that this file does not contain what it looks for.
 FORBIDDEN = {
     "a home folder": re.compile(r"/(?:home|Us" + r"ers)/\w|/ro" + r"ot/"),
-    "a package index": re.compile(
-        r"pypi\.(?:org|python)|python" + r"hosted\.|index-" + r"url|find-" + r"links|/sim" + r"ple/"
-    ),
+    "a package index": re.compile(r"pypi\.(?:org|python)|python" + r"hosted\.|index-" + r"url|find-" + r"links|/sim" + r"ple/"),
 }
 
 

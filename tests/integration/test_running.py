@@ -408,13 +408,13 @@ def test_a_timed_out_sync_task_frees_its_slot(
             with caplog.at_level(logging.WARNING, logger="omniq"):
                 assert (await ended(oq, late)).error.type == "TimeoutError"
             assert (await ended(oq, next_one)).result == 3
-            assert pool._threads.abandoned == 1
+            assert pool._runner._threads.abandoned == 1
             said = [r for r in caplog.records if "left to finish" in r.getMessage()]
             assert len(said) == 1
             assert "support.jobs:wait_for_gate" in said[0].getMessage()
             assert said[0].task_id == late
             jobs.gates[key].set()
-            await eventually(lambda: pool._threads.abandoned == 0)
+            await eventually(lambda: pool._runner._threads.abandoned == 0)
         assert (await oq.get_result(late)).status is TaskStatus.FAILED
 
     asyncio.run(body())

@@ -1,0 +1,292 @@
+"""Runs tasks: finds the function, calls it under its timeout, and says what is to be stored of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from omniq.context import TaskContext, enter, leave, log_fields
+from omniq.errors import Refused, SerializationError, Unrecoverable
+from omniq.errors import Retry as RetryLater
+from omniq.middleware import Middleware
+from omniq.models import Record, TaskError
+from omniq.operations import Cancel, Fail, Operation, Progress, Release
+from omniq.queue import AsyncTaskQueue
+from omniq.runnable import Runnable
+from omniq.tasks import NotRunnable, Resolver
+from omniq.threads import TaskThreads
+from omniq.translate import decode_call
+
+log = logging.getLogger("omniq.worker")
+
+PROGRESS_S = 0.2  # how often the progress of a task is stored at most
+
+Transaction = tuple[Operation, ...]
+
+
+class Run:
+    """A task in a slot."""
+
+    __slots__ = ("context", "deadline", "ending", "is_async", "record", "started", "task")
+
+    def __init__(self, record: Record, context: TaskContext, task: asyncio.Task[None]) -> None:
+        self.record, self.context, self.task = record, context, task
+        self.started = time.monotonic()
+        self.is_async = False
+        self.ending: str | None = None  # why it was interrupted: "timeout", "cancel", "lost" or "release"
+        self.deadline = math.inf
+
+    def interrupt(self, reason: str) -> None:
+        if self.ending is None:
+            self.ending = reason
+            self.task.cancel()
+
+
+class Runner:
+    """Everything between a leased task and the transactions that end it. `send` takes progress on the way."""
+
+    def __init__(
+        self,
+        queue: AsyncTaskQueue,
+        resolver: Resolver,
+        middleware: Sequence[Middleware],
+        send: Callable[[Transaction], None],
+    ) -> None:
+        self._queue, self._resolver, self._middleware, self._send = queue, resolver, tuple(middleware), send
+        self.running: dict[str, Run] = {}
+        self.leaving = False
+        self.done = self.failed = self.retried = 0
+        self._runnables: dict[str, Runnable] = {}
+        self._joint: dict[str, Run] = {}  # ended runs whose ack carries what they enqueued
+        self._next_deadline = math.inf
+        self._deadline_timer: asyncio.TimerHandle | None = None
+
+    def start(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._threads = TaskThreads(f"omniq-task-{name}")
+
+    def close(self) -> None:
+        self._threads.close()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+
+    async def run(self, record: Record) -> tuple[list[Transaction], float]:
+        """Run a task in the current asyncio task; what to store of it, and how many seconds it took."""
+        context = TaskContext(record, self._queue.batch)
+        run = Run(record, context, cast("asyncio.Task[None]", asyncio.current_task()))
+        self.running[record.id] = run
+        context.on_progress = functools.partial(self._progress_soon, run)
+        token = enter(context)
+        try:
+            transaction = await self._outcome(run)
+        finally:
+            leave(token)
+            del self.running[record.id]
+        ended: list[Transaction] = []
+        if transaction is not None:
+            if context.unsent_progress is not None:  # the last word, said just before the end
+                ended.append((_progress(record, context.unsent_progress),))
+            ended.append(transaction)
+            if len(transaction) > 1:
+                self._joint[record.id] = run
+        return ended, time.monotonic() - run.started
+
+    async def _outcome(self, run: Run) -> tuple[Operation, ...] | None:
+        """Run the task and say what is to be stored of it; None for a task that was lost to somebody else."""
+        record = run.record
+        try:
+            value = await self._call(run)
+            data = self._queue.serializer.encode(value)
+            extra = [op for batch in run.context.batches for op in batch.operations]
+            if extra:
+                self._queue.storage.check_call([tuple(extra)])
+        except asyncio.CancelledError as exc:
+            if run.ending is not None:
+                cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
+                return await self._interrupted(run)
+            if self.leaving:
+                raise
+            return self._failed(run, exc)
+        except (NotRunnable, Unrecoverable) as exc:
+            return self._failed(run, exc, final=True)
+        except RetryLater as exc:
+            return self._failed(run, exc, after=exc.after)
+        except (Exception, SystemExit, KeyboardInterrupt) as exc:
+            return self._failed(run, exc)
+        if run.ending is not None:  # it finished, or caught the interruption, at the last moment
+            task = cast("asyncio.Task[None]", asyncio.current_task())
+            task.uncancel()
+            if run.ending != "release":
+                return await self._interrupted(run)
+        if run.context.cancelled:
+            return self._cancelled(record)
+        self.done += 1
+        ack = self._queue.succeeded(record, data, _ran_us(run))
+        return (ack, *extra)
+
+    async def _call(self, run: Run) -> Any:
+        record = run.record
+        runnable = self._runnables.get(record.name)
+        if runnable is None:
+            runnable = self._runnables[record.name] = Runnable(self._resolver.resolve(record.name))
+        try:
+            args, kwargs = decode_call(record, self._queue.serializer)
+        except SerializationError as exc:
+            raise Unrecoverable(f"SerializationError: {exc}") from exc
+        if record.encoding == "json":
+            runnable.restore(args, kwargs)
+        run.is_async = runnable.is_async
+        if record.timeout_us is not None:
+            self._limit(run, record.timeout_us / 1e6)
+        for hook in self._middleware:
+            await hook.before(run.context)
+        try:
+            if runnable.is_async:
+                value = await runnable.func(*args, **kwargs)
+            else:
+                value = await self._threads.run(functools.partial(runnable.func, *args, **kwargs))
+        except Exception as exc:
+            await self._tell_error(run.context, exc)
+            raise
+        for hook in reversed(self._middleware):
+            await hook.after(run.context, value)
+        return value
+
+    async def _tell_error(self, context: TaskContext, exc: Exception) -> None:
+        for hook in reversed(self._middleware):
+            try:
+                await hook.on_error(context, exc)
+            except Exception:
+                log.exception("%s.on_error failed", type(hook).__name__, extra=log_fields(context.record))
+
+    def _failed(
+        self, run: Run, exc: BaseException, *, final: bool = False, after: float | None = None
+    ) -> tuple[Operation, ...]:
+        if run.context.cancelled:
+            return self._cancelled(run.record)
+        return self._store_failure(run, TaskError.of(exc), final=final, after=after)
+
+    def _store_failure(
+        self, run: Run, error: TaskError, *, final: bool = False, after: float | None = None
+    ) -> tuple[Operation, ...]:
+        op = self._queue.failed(run.record, error, _ran_us(run), after=after, final=final)
+        fields = log_fields(run.record)
+        if isinstance(op, Fail):
+            self.failed += 1
+            log.error("task %s failed for good: %s", run.record.name, error, extra=fields)
+        else:
+            self.retried += 1
+            log.warning("task %s failed, it will be retried: %s", run.record.name, error, extra=fields)
+        return (op,)
+
+    def _cancelled(self, record: Record) -> tuple[Operation, ...]:
+        return (Cancel(queue=record.queue, id=record.id, token=cast(str, record.token)),)
+
+    async def _interrupted(self, run: Run) -> tuple[Operation, ...] | None:
+        record = run.record
+        if run.ending == "cancel":
+            return self._cancelled(record)
+        if run.ending == "release":
+            return (release(record),)
+        if run.ending == "lost":
+            log.warning("task %s was lost: its lease ran out", record.name, extra=log_fields(record))
+            return None
+        if not run.is_async:
+            log.warning(
+                "task %s ran into its timeout; its thread cannot be stopped and is left to finish (%d such threads)",
+                record.name,
+                self._threads.abandoned,
+                extra=log_fields(record),
+            )
+        late = TimeoutError(f"the task ran longer than its timeout of {cast(int, record.timeout_us) / 1e6:g} s")
+        await self._tell_error(run.context, late)
+        return self._store_failure(run, TaskError.of(late))
+
+    def _limit(self, run: Run, seconds: float) -> None:
+        """One timer for all tasks, set to the earliest deadline: most tasks end long before theirs."""
+        run.deadline = self._loop.time() + seconds
+        if run.deadline < self._next_deadline:
+            self._next_deadline = run.deadline
+            if self._deadline_timer is not None:
+                self._deadline_timer.cancel()
+            self._deadline_timer = self._loop.call_at(run.deadline, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        now = self._loop.time()
+        for run in list(self.running.values()):
+            if run.deadline <= now:
+                run.deadline = math.inf
+                run.interrupt("timeout")
+        self._next_deadline = min((r.deadline for r in self.running.values()), default=math.inf)
+        later = self._next_deadline < math.inf
+        self._deadline_timer = self._loop.call_at(self._next_deadline, self._end_overdue) if later else None
+
+    # -- from outside -----------------------------------------------------------------------------
+
+    def cancel(self, task: Record | Progress) -> None:
+        """Somebody asked for the task to end: an async function is cancelled, any other can ask `check_cancelled()`."""
+        run = self.running.get(task.id)
+        if run is not None and not run.context.cancelled:
+            run.context.cancelled = True
+            if run.is_async:
+                run.interrupt("cancel")
+
+    def lose(self, record: Record) -> bool:
+        """Somebody else has the task by now: stop working on it. Whether it runs here."""
+        run = self.running.get(record.id)
+        if run is None or run.record is not record:
+            return False
+        run.context.cancelled = True
+        run.interrupt("lost")
+        return True
+
+    def joint_stored(self, task_id: str) -> None:
+        self._joint.pop(task_id, None)
+
+    def joint_refused(self, task_id: str, refusal: Refused) -> Transaction | None:
+        """The store refused what a task enqueued together with its ack: then the run has failed, and says why."""
+        run = self._joint.pop(task_id, None)
+        return None if run is None else self._store_failure(run, TaskError.of(refusal))
+
+    # -- progress ----------------------------------------------------------------------------------
+
+    def _progress_soon(self, run: Run) -> None:
+        """From any thread: store the newest progress a little later, so that a busy loop costs a few writes."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._schedule_progress, run)
+
+    def _schedule_progress(self, run: Run) -> None:
+        if run.context.on_progress is not None:
+            run.context.on_progress = None
+            self._send_progress(run)
+            self._loop.call_later(PROGRESS_S, self._rearm_progress, run)
+
+    def _rearm_progress(self, run: Run) -> None:
+        run.context.on_progress = functools.partial(self._progress_soon, run)
+        if run.context.unsent_progress is not None and self.running.get(run.record.id) is run:
+            self._schedule_progress(run)
+
+    def _send_progress(self, run: Run) -> None:
+        record, data = run.record, run.context.unsent_progress
+        if data is not None and self.running.get(record.id) is run:
+            run.context.unsent_progress = None
+            self._send((_progress(record, data),))
+
+
+def release(task: Record) -> Release:
+    """Hand a task back unused."""
+    return Release(queue=task.queue, id=task.id, token=cast(str, task.token), late=True)
+
+
+def _progress(task: Record, data: bytes) -> Progress:
+    return Progress(queue=task.queue, id=task.id, token=cast(str, task.token), late=True, data=data)
+
+
+def _ran_us(run: Run) -> int:
+    return int((time.monotonic() - run.started) * 1e6)

@@ -1,0 +1,142 @@
+"""The reference pages are complete: every public name, error, setting, option, event, table and operation is there."""
+
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import omniq
+import omniq.errors
+import omniq.operations
+import omniq.testing
+from omniq import config
+from omniq.storage import sqlite_schema
+from omniq.storage.base import BaseStorage
+from omniq.tasks import Options
+
+
+@pytest.fixture(scope="module")
+def docs(repository: Path) -> Path:
+    return repository / "docs"
+
+
+def code(page: Path) -> str:
+    """What stands between backticks on a page, and in its code blocks."""
+    text = page.read_text()
+    return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
+
+
+def missing(names: object, text: str) -> list[str]:
+    return [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]  # type: ignore[union-attr]
+
+
+def section(page: Path, title: str) -> str:
+    """The text below a heading, to the next one of the same level or above."""
+    level = title.split(" ")[0]
+    _, _, rest = page.read_text().partition(f"\n{title}\n")
+    assert rest, f"{page.name} has no heading {title!r}"
+    return re.split(rf"\n#{{1,{len(level)}}} ", rest)[0]
+
+
+def test_every_public_name_is_in_the_api_reference(docs: Path) -> None:
+    assert missing(omniq.__all__, code(docs / "reference/api.md")) == []
+    assert missing(omniq.testing.__all__, code(docs / "reference/api.md")) == []
+
+
+@pytest.mark.parametrize("kind", [omniq.OmniQ, omniq.AsyncOmniQ, omniq.TaskContext], ids=lambda kind: kind.__name__)
+def test_every_public_method_is_in_the_api_reference(docs: Path, kind: type) -> None:
+    # What other parts of omniq call: not for users.
+    inner = {"enqueue_call", "store", "record", "batches", "unsent_progress", "on_progress"}
+    names = [name for name in vars(kind) if not name.startswith("_") and name not in inner]
+    assert missing(names, code(docs / "reference/api.md")) == []
+
+
+def test_every_error_is_in_the_reference(docs: Path) -> None:
+    names = [name for name, kind in vars(omniq.errors).items() if isinstance(kind, type) and issubclass(kind, Exception)]
+    page = (docs / "reference/errors.md").read_text()
+    assert missing(names, page) == []
+    in_tables = re.findall(r"^\| \**`(\w+)`", page, re.MULTILINE)
+    expected = {n for n in names if n not in ("OmniQError", "Retry", "Unrecoverable")}
+    assert expected - set(in_tables) == set()
+
+
+def test_the_error_tree_is_the_one_in_the_code(docs: Path) -> None:
+    tree = re.search(r"OmniQError\n.*?OutcomeUnknown", (docs / "reference/errors.md").read_text(), re.DOTALL)
+    drawn = re.search(r"OmniQError\n.*?OutcomeUnknown", omniq.errors.__doc__ or "", re.DOTALL)
+    assert tree is not None
+    assert drawn is not None
+    assert [line.strip() for line in drawn[0].splitlines()] == [line.strip() for line in tree[0].splitlines()]
+
+
+def test_every_setting_and_variable_is_in_the_guide(docs: Path) -> None:
+    text = code(docs / "how-to/settings.md")
+    assert missing(omniq.Settings.__struct_fields__, text) == []
+    assert missing(config._VARIABLES, text) == []
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| `?([\w.]+)", (docs / "how-to/settings.md").read_text(), re.MULTILINE))
+    for field, default in zip(omniq.Settings.__struct_fields__, omniq.Settings.__struct_defaults__ or (), strict=True):
+        if default is not None:
+            assert rows[field] == (f"{default:g}" if isinstance(default, float) else str(default)), field
+
+
+def test_every_option_has_a_heading(docs: Path) -> None:
+    headings = " ".join(re.findall(r"^## (.*)$", (docs / "how-to/options.md").read_text(), re.MULTILINE))
+    assert missing([name for name in Options.__struct_fields__ if name != "schedule"], headings) == []
+    assert "`schedule=" in (docs / "how-to/options.md").read_text()
+
+
+def test_every_event_is_in_the_reference(docs: Path, repository: Path) -> None:
+    machine = "".join(path.read_text() for path in (repository / "src/omniq/storage").glob("*.py"))
+    written = set(re.findall(r"(?:_note|\.event)\(task, \"(\w+)\"", machine)) | {"retried", "expired"}
+    assert len(written) >= 12
+    assert missing(sorted(written), section(docs / "reference/events.md", "## Events")) == []
+    assert missing(omniq.Event.__struct_fields__, section(docs / "reference/events.md", "## Fields")) == []
+
+
+def test_every_option_of_the_command_is_in_the_reference(docs: Path) -> None:
+    from typer.main import get_command
+
+    from omniq.cli.app import app
+
+    text = code(docs / "reference/cli.md")
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert f"omniq {name}" in text
+        options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+        assert [option for option in options if option != "--help" and option not in text] == []
+
+
+def test_every_table_and_column_is_in_the_reference(docs: Path) -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    sqlite_schema.migrate(connection, ":memory:")
+    page = docs / "reference/sqlite-schema.md"
+    tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    assert sorted(re.findall(r"^## `(\w+)`$", page.read_text(), re.MULTILINE)) == sorted(tables)
+    for table in tables:
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        assert missing(columns, section(page, f"## `{table}`")) == [], table
+    assert f"format {sqlite_schema.VERSION}" in page.read_text()
+    connection.close()
+
+
+def test_the_contract_names_every_operation_field_and_call(docs: Path) -> None:
+    page = docs / "reference/driver-contract.md"
+    text = page.read_text()
+    abstract = {omniq.operations.Operation, omniq.operations.OnTask, omniq.operations.Held}
+    operations = [
+        kind
+        for kind in vars(omniq.operations).values()
+        if isinstance(kind, type) and issubclass(kind, omniq.operations.Operation) and kind not in abstract
+    ]
+    rows = re.findall(r"^\| `(\w+)", section(page, "## 3. Operations"), re.MULTILINE)
+    assert sorted(set(rows) - {"operation"}) == sorted(kind.__name__ for kind in operations)
+    for kind in operations:
+        if kind is not omniq.operations.Enqueue:
+            assert missing(kind.__struct_fields__, text) == [], kind.__name__
+    assert missing(omniq.operations.Capabilities.__struct_fields__, section(page, "## 12. What a driver may declare")) == []
+    calls = [name for name in BaseStorage.__abstractmethods__ if not name.startswith("_")]
+    assert missing(calls, code(page)) == []
+
+
+def test_the_driver_guide_lists_what_must_be_implemented(docs: Path) -> None:
+    listed = section(docs / "how-to/write-a-driver.md", "## What to implement")
+    assert missing(BaseStorage.__abstractmethods__, listed) == []
