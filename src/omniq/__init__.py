@@ -25,7 +25,8 @@ from omniq.errors import (
     Unrecoverable,
 )
 from omniq.middleware import Middleware
-from omniq.models import Event, Schedule, Task, TaskError, TaskResult, TaskStatus
+from omniq.models import Event, Schedule, State, Task, TaskError, TaskResult, TaskStatus
+from omniq.operations import Filter, QueueCounts
 from omniq.queue import AsyncTaskQueue
 from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
 from omniq.storage.base import BaseStorage
@@ -44,6 +45,7 @@ __all__ = [
     "DriverClosed",
     "DuplicateId",
     "Event",
+    "Filter",
     "IdempotencyConflict",
     "Invalid",
     "LeaseExpired",
@@ -54,6 +56,7 @@ __all__ = [
     "OmniQ",
     "OmniQError",
     "OutcomeUnknown",
+    "QueueCounts",
     "Refused",
     "Retry",
     "SQLiteStorage",
@@ -61,6 +64,7 @@ __all__ = [
     "SerializationError",
     "Serializer",
     "Settings",
+    "State",
     "StoreError",
     "StoreFull",
     "StoreUnavailable",

@@ -6,7 +6,8 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Unpack, cast
+from types import TracebackType
+from typing import Any, Self, Unpack, cast
 
 import msgspec
 from msgspec import UNSET
@@ -66,87 +67,68 @@ class AsyncTaskQueue:
         self._ttl_us = duration_us(self.settings.result_ttl_seconds, "result_ttl", zero=True)
         self._key_ttl_us = duration_us(self.settings.idempotency_ttl, "idempotency_ttl")
 
+    async def close(self) -> None:
+        await self.storage.close()
+
+    async def __aenter__(self) -> Self:
+        await self.storage.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        await self.close()
+
     # -- in ----------------------------------------------------------------------------------------
 
     def template(self, func: Callee, options: Options) -> Callable[[Sequence[Any], dict[str, Any]], Enqueue]:
         """What all calls of one function with one set of options share, checked once; the rest per call."""
         options = options.over(func.options)
-        eta, interval = options.eta, options.interval
-        if options.schedule is not UNSET:
-            eta, interval = options.schedule.eta, options.schedule.interval
-        eta_us = delay_us = None
-        if isinstance(eta, timedelta):
-            delay_us = duration_us(eta, "eta", zero=True)
-        elif eta is not UNSET and eta is not None:
-            if not isinstance(eta, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise Invalid(f"eta must be a datetime with a time zone or a timedelta, not {eta!r}")
-            eta_us = to_us(eta)
-        retries = _set(options.max_retries, self.settings.default_max_retries)
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise Invalid(f"max_retries must be a whole number of at least 0, not {retries!r}")
-        group_limit = _set(options.group_limit, 0)
-        if options.group_limit is not UNSET and (type(group_limit) is not int or group_limit < 1):
-            raise Invalid(f"group_limit must be a whole number of at least 1, not {group_limit!r}")
-        blocked_by = _set(options.blocked_by, ())
-        if isinstance(blocked_by, str):
-            raise Invalid(f"blocked_by is a list of task ids, not the text {blocked_by!r}")
-        for blocker in blocked_by:
-            check_id(blocker)
-        headers = _set(options.headers, None)
-        if headers is not None:
-            _check_headers(headers)
-        backoff = _set(options.backoff, self._retry_policy)
-        parse_backoff(backoff)
-        queue = _set(options.queue, self.settings.default_queue)
-        check_queue(queue)
-        key = _optional(options.idempotency_key)
-        if key is not None:
-            check_text(key, "idempotency_key")
-        timeout_us = _duration(options.timeout, "timeout", self._timeout_us)
-        fixed: dict[str, Any] = {
-            "name": func.name,
-            "queue": queue,
-            "encoding": self.serializer.name,
-            "headers": headers,
-            "eta_us": eta_us,
-            "delay_us": delay_us,
-            "timeout_us": timeout_us,
-            "lease_us": _duration(options.lease, "lease", self._lease_us),
-            "interval_us": _duration(interval, "interval", None),
-            "result_ttl_us": _duration(options.result_ttl, "result_ttl", self._ttl_us, zero=True),
-            "max_attempts": retries + 1,
-            "backoff": backoff,
-            "group": _optional(options.group),
-            "group_limit": group_limit,
-            "dead_queue": _optional(options.dead_queue),
-            "blocked_by": tuple(Blocker(b) for b in blocked_by),
-            "idempotency_key": key,
-            "key_ttl_us": self._key_ttl_us,
-        }
+        fields = self._fields(func.name, options)
         own_id = _set(options.task_id, None)
         if own_id is not None:
             check_id(own_id)
-        # The body of a task: what a second enqueue under the same id or key must repeat. Where nothing can repeat, no hash.
-        body = (
-            func.name,
-            eta_us,
-            delay_us,
-            fixed["interval_us"],
-            timeout_us,
-            retries,
-            fixed["group"],
-            fixed["dead_queue"],
-        )
-        wants_hash = key is not None or own_id is not None
+        # What a second enqueue under the same id or key must repeat. Where nothing can repeat, nothing is hashed.
+        wants_hash = own_id is not None or fields["idempotency_key"] is not None
+        body = [fields[name] for name in _BODY]
         serializer = self.serializer
 
         def make(args: Sequence[Any], kwargs: dict[str, Any]) -> Enqueue:
             func.check(args, kwargs)
             payload = encode_call(args, kwargs, serializer)
             mark = fingerprint(payload, *body) if wants_hash else ""
-            return Enqueue(id=own_id or new_id(), payload=payload, fingerprint=mark, **fixed)
+            return Enqueue(id=own_id or new_id(), payload=payload, fingerprint=mark, **fields)
 
         return make
+
+    def _fields(self, name: str, options: Options) -> dict[str, Any]:
+        """The fields of an `Enqueue` that options and settings decide; nonsense is refused here."""
+        eta_us, delay_us, interval_us = _schedule_of(options)
+        queue = _set(options.queue, self.settings.default_queue)
+        check_queue(queue)
+        key = _optional(options.idempotency_key)
+        if key is not None:
+            check_text(key, "idempotency_key")
+        backoff = _set(options.backoff, self._retry_policy)
+        parse_backoff(backoff)
+        return {
+            "name": name,
+            "queue": queue,
+            "encoding": self.serializer.name,
+            "headers": _headers_of(options),
+            "eta_us": eta_us,
+            "delay_us": delay_us,
+            "interval_us": interval_us,
+            "timeout_us": _duration(options.timeout, "timeout", self._timeout_us),
+            "lease_us": _duration(options.lease, "lease", self._lease_us),
+            "result_ttl_us": _duration(options.result_ttl, "result_ttl", self._ttl_us, zero=True),
+            "max_attempts": 1 + _whole(options.max_retries, "max_retries", self.settings.default_max_retries, 0),
+            "backoff": backoff,
+            "group": _optional(options.group),
+            "group_limit": _whole(options.group_limit, "group_limit", 0, 1),
+            "dead_queue": _optional(options.dead_queue),
+            "blocked_by": _blockers_of(options),
+            "idempotency_key": key,
+            "key_ttl_us": self._key_ttl_us,
+        }
 
     async def enqueue(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> str:
         """Store one call; the id of the task, or of the first one with the same idempotency key."""
@@ -347,11 +329,47 @@ def _make_row(make: Callable[[Sequence[Any], dict[str, Any]], Enqueue], row: Row
     raise TypeError(f"a row is a tuple of positional or a dict of keyword arguments, not {row!r}; write ({row!r},)")
 
 
-def _check_headers(headers: Any) -> None:
+_BODY = ("name", "eta_us", "delay_us", "interval_us", "timeout_us", "max_attempts", "group", "dead_queue")
+
+
+def _schedule_of(options: Options) -> tuple[int | None, int | None, int | None]:
+    """eta, delay and interval in microseconds; a timedelta as `eta` is a delay on the store's clock."""
+    eta, interval = options.eta, options.interval
+    if options.schedule is not UNSET:
+        eta, interval = options.schedule.eta, options.schedule.interval
+    interval_us = _duration(interval, "interval", None)
+    if eta is UNSET or eta is None:
+        return None, None, interval_us
+    if isinstance(eta, timedelta):
+        return None, duration_us(eta, "eta", zero=True), interval_us
+    if not isinstance(eta, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"eta must be a datetime with a time zone or a timedelta, not {eta!r}")
+    return to_us(eta), None, interval_us
+
+
+def _blockers_of(options: Options) -> tuple[Blocker, ...]:
+    ids = _set(options.blocked_by, ())
+    if isinstance(ids, str):
+        raise Invalid(f"blocked_by is a list of task ids, not the text {ids!r}")
+    for blocker in ids:
+        check_id(blocker)
+    return tuple(Blocker(i) for i in ids)
+
+
+def _headers_of(options: Options) -> dict[str, str] | None:
+    headers = _optional(options.headers)
     try:
-        msgspec.convert(headers, dict[str, str])
+        return None if headers is None else msgspec.convert(headers, dict[str, str])
     except msgspec.ValidationError as exc:
         raise Invalid(f"headers are a dict of text to text, not {headers!r}") from exc
+
+
+def _whole(value: Any, what: str, default: int, least: int) -> int:
+    if value is UNSET:
+        return default
+    if type(value) is not int or value < least:
+        raise Invalid(f"{what} must be a whole number of at least {least}, not {value!r}")
+    return value
 
 
 def _set(value: Any, default: Any) -> Any:

@@ -248,6 +248,8 @@ class Resolver:
                 f"for example with 'omniq worker that.module'"
             )
         if self._allow is not None and module_name not in self._allow:
+            if module_name == "__main__":
+                raise NotRunnable(_import_help(path, module_name))
             allowed = ", ".join(sorted(self._allow)) or "none"
             raise NotRunnable(
                 f"this worker may not run {path!r}: register it with @omniq.task, or start the worker for its module "
@@ -272,7 +274,7 @@ class Resolver:
         return cast("Callable[..., Any]", target)
 
 
-def _import_help(path: str, module_name: str, exc: Exception) -> str:
+def _import_help(path: str, module_name: str, exc: Exception | None = None) -> str:
     if module_name == "__main__":
         return f"{path!r} was defined in a script that is not this process: move it into a module that the worker can import"
     if isinstance(exc, AttributeError):

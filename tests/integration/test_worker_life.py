@@ -92,6 +92,32 @@ def test_a_task_of_the_same_process_starts_at_once(oq: AsyncOmniQ) -> None:
     asyncio.run(body())
 
 
+def test_a_queue_that_is_new_is_served_at_once(oq: AsyncOmniQ) -> None:
+    async def body() -> None:
+        async with await oq.worker(poll_interval=30):
+            for n in range(25):
+                assert (await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=3)).ok
+                task_id = await oq.options(queue=f"new-{n}").enqueue(jobs.add_async, 1)
+                assert await oq.get_result(task_id, wait=True, timeout=3) is not None, f"queue {n} was overlooked"
+
+    asyncio.run(body())
+
+
+def test_a_queue_that_is_new_is_served_at_once_by_a_worker_that_was_busy(oq: AsyncOmniQ, key: str) -> None:
+    async def body() -> None:
+        async with await oq.worker(poll_interval=30):
+            for queue in ("a", "b", "a", "b"):
+                task_id = await oq.options(queue=queue).enqueue(jobs.add, 1)
+                assert (await oq.get_result(task_id, wait=True, timeout=3)).ok
+            await oq.options(queue="a").enqueue(jobs.wait_async, key)
+            await eventually(lambda: jobs.runs[key])
+            task_id = await oq.options(queue="c").enqueue(jobs.add, 1)
+            jobs.gates[key].set()
+            assert await oq.get_result(task_id, wait=True, timeout=3) is not None, "the new queue was overlooked"
+
+    asyncio.run(body())
+
+
 def test_drain_waits_for_work_and_retries_but_not_for_later_etas(oq: AsyncOmniQ, key: str) -> None:
     from datetime import timedelta
 

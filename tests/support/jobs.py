@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import datetime as dt
 import os
+import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -315,9 +316,17 @@ class Holder:
 not_callable = 42
 
 
-def write_pid(path: str) -> int:
+def hold_then_write(path: str) -> int:
+    """Writes the process id and waits until a file beside it says go."""
     Path(path).write_text(str(os.getpid()))
+    deadline = time.monotonic() + 20
+    while not Path(path + "-go").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
     return os.getpid()
+
+
+def kill_me() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @omniq.task(name="tests.double", max_retries=1)
