@@ -105,6 +105,7 @@ class AsyncWorkerPool:
         self._idle_slots: deque[asyncio.Future[None]] = deque()
         self._average_s = 1.0
         self._dry = False
+        self._list_is_new, self._list_is_old = False, True
         self._seen = 0
         self._next_at_us: int | None = None
         self._stopping = self._leaving = False
@@ -260,9 +261,9 @@ class AsyncWorkerPool:
             transactions, self._outbox = self._outbox, []
             wanted = self._wanted()
             if wanted and not self._stopping and (transactions or not self._dry):
+                self._seen = self.storage.changes  # before the look, so that nothing after it is missed
                 queues = await self._served()
                 if queues:
-                    self._seen = self.storage.changes
                     transactions.append((Reserve(queues=queues, limit=wanted, token=new_token(), worker=self.worker_id),))
                 else:
                     self._dry = True
@@ -306,6 +307,9 @@ class AsyncWorkerPool:
     def _take(self, op: Reserve, reserved: Reserved) -> None:
         tasks = reserved.tasks
         self._dry = len(tasks) < op.limit
+        if self._dry and self._named_queues is None:
+            self._list_is_old = True  # there may be queues that were not looked at
+            self._dry = self._list_is_new
         self._next_at_us = reserved.next_at_us
         if self._stopping:
             self._send(*((release(task),) for task in tasks))
@@ -340,10 +344,12 @@ class AsyncWorkerPool:
         return max(self.concurrency + ahead - len(self._held), 0)
 
     async def _served(self) -> tuple[str, ...]:
+        """The queues to look at, a different one first each time. The list is read anew before the pool goes to sleep."""
         if self._named_queues is not None:
             return self._named_queues
-        if not self._queues or self._dry or self._rotation % 50 == 0:
-            self._queues = tuple(await self.storage.queues(fed=True))
+        self._list_is_new = not self._queues or self._list_is_old
+        if self._list_is_new:
+            self._queues, self._list_is_old = tuple(await self.storage.queues(fed=True)), False
         if len(self._queues) < 2:
             return self._queues
         self._rotation += 1

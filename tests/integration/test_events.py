@@ -156,9 +156,7 @@ def test_an_error_hook_that_raises_is_logged_and_changes_nothing(
 # -- log lines -------------------------------------------------------------------------------------
 
 
-def test_arguments_and_results_are_never_logged(
-    storage: BaseStorage, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_arguments_and_results_are_never_logged(storage: BaseStorage, key: str, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         oq = AsyncOmniQ(storage, settings=Settings(backoff_base=0.01, lease=0.15))
         caplog.set_level(logging.DEBUG)

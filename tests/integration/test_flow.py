@@ -159,6 +159,7 @@ def test_a_task_that_fails_for_good_moves_to_its_dead_queue_and_waits_there(oq: 
         (count,) = [c for c in await oq.counts() if c.queue == "broken"]
         assert count.ready == 1
         async with await oq.worker(queues=["broken"]):
+
             async def good() -> bool:
                 result = await oq.get_result(task_id)
                 return result is not None and result.ok

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from support.waiting import eventually, wait_for
 
 from omniq import AsyncOmniQ, MemoryStorage, OmniQ, Settings, SQLiteStorage, TaskStatus
 
+Spawn = Callable[..., "subprocess.Popen[str]"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 ENQUEUER = """
@@ -42,11 +43,11 @@ with OmniQ(SQLiteStorage(sys.argv[1], durability="process"), settings=Settings(l
 
 
 @pytest.fixture
-def spawn() -> Iterator[object]:
+def spawn() -> Iterator[Spawn]:
     """Starts a Python program; whatever still runs at the end is killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(program: str, *arguments: str) -> subprocess.Popen[str]:
+    def start(program: str, *arguments: str, ready: bool = True) -> subprocess.Popen[str]:
         child = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             stdin=subprocess.PIPE,
@@ -56,7 +57,8 @@ def spawn() -> Iterator[object]:
         )
         started.append(child)
         assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
+        if ready:
+            assert child.stdout.readline() == "ready\n"
         return child
 
     yield start
@@ -70,20 +72,19 @@ def spawn() -> Iterator[object]:
                 stream.close()
 
 
-def test_a_task_from_another_process_starts_long_before_the_poll(tmp_path: Path, key: str, spawn: object) -> None:
+def test_a_task_from_another_process_starts_long_before_the_poll(tmp_path: Path, key: str, spawn: Spawn) -> None:
     path = str(tmp_path / "q.db")
 
     async def body() -> list[float]:
-        async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
-            async with await oq.worker(poll_interval=30):
-                child = await asyncio.to_thread(spawn, ENQUEUER, path)  # type: ignore[arg-type]
-                delays: list[float] = []
-                for n in range(10):
-                    child.stdin.write(f"{key}{n}\n")
-                    child.stdin.flush()
-                    answer = await asyncio.to_thread(child.stdout.readline)
-                    await eventually(lambda n=n: jobs.runs[f"{key}{n}"])
-                    delays.append(jobs.starts[f"{key}{n}"][0] - float(answer.split()[1]))
+        async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq, await oq.worker(poll_interval=30):
+            child = await asyncio.to_thread(spawn, ENQUEUER, path)
+            delays: list[float] = []
+            for n in range(10):
+                child.stdin.write(f"{key}{n}\n")
+                child.stdin.flush()
+                answer = await asyncio.to_thread(child.stdout.readline)
+                await eventually(lambda n=n: jobs.runs[f"{key}{n}"])
+                delays.append(jobs.starts[f"{key}{n}"][0] - float(answer.split()[1]))
         return sorted(delays)
 
     delays = asyncio.run(body())
@@ -91,12 +92,12 @@ def test_a_task_from_another_process_starts_long_before_the_poll(tmp_path: Path,
     assert delays[-1] < 2, delays
 
 
-def test_a_result_from_another_process_ends_the_waiting_early(tmp_path: Path, spawn: object) -> None:
+def test_a_result_from_another_process_ends_the_waiting_early(tmp_path: Path, spawn: Spawn) -> None:
     path = str(tmp_path / "q.db")
 
     async def body() -> None:
         async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
-            await asyncio.to_thread(spawn, WORKER, path, "30")  # type: ignore[arg-type]
+            await asyncio.to_thread(spawn, WORKER, path, "30")
             await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)
             times = []
             for _ in range(5):
@@ -108,12 +109,29 @@ def test_a_result_from_another_process_ends_the_waiting_early(tmp_path: Path, sp
     asyncio.run(body())
 
 
-def test_the_tasks_of_a_killed_worker_run_again_within_a_second(tmp_path: Path, spawn: object) -> None:
+def test_the_very_first_wait_of_a_storage_hears_other_processes_too(tmp_path: Path, spawn: Spawn) -> None:
+    path = str(tmp_path / "q.db")
+
+    async def body() -> None:
+        await asyncio.to_thread(spawn, WORKER, path, "30")
+        times = []
+        for _ in range(5):
+            async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
+                task_id = await oq.enqueue(jobs.add, 1)
+                before = time.monotonic()
+                assert (await oq.get_result(task_id, wait=True, timeout=5)).ok
+                times.append(time.monotonic() - before)
+        assert max(times) < 0.7, times
+
+    asyncio.run(body())
+
+
+def test_the_tasks_of_a_killed_worker_run_again_within_a_second(tmp_path: Path, spawn: Spawn) -> None:
     path, mark = str(tmp_path / "q.db"), str(tmp_path / "pid")
 
     async def body() -> None:
         async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
-            child = await asyncio.to_thread(spawn, WORKER, path, "30")  # type: ignore[arg-type]
+            child = await asyncio.to_thread(spawn, WORKER, path, "30")
             task_id = await oq.enqueue(jobs.hold_then_write, mark)
             await eventually(lambda: Path(mark).exists())
             Path(mark).unlink()
@@ -132,15 +150,15 @@ def test_the_tasks_of_a_killed_worker_run_again_within_a_second(tmp_path: Path, 
     asyncio.run(body())
 
 
-def test_a_task_that_kills_its_worker_again_and_again_is_a_failure_that_says_so(tmp_path: Path, spawn: object) -> None:
+def test_a_task_that_kills_its_worker_again_and_again_is_a_failure_that_says_so(tmp_path: Path, spawn: Spawn) -> None:
     path = str(tmp_path / "q.db")
 
     async def body() -> None:
         async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
             task_id = await oq.options(max_retries=1).enqueue("support.jobs:kill_me")
             for _ in range(2):
-                child = await asyncio.to_thread(spawn, WORKER, path, "30")  # type: ignore[arg-type]
-                await asyncio.to_thread(child.wait, 10)
+                child = spawn(WORKER, path, "30", ready=False)
+                assert await asyncio.to_thread(child.wait, 10) == -signal.SIGKILL
             async with await oq.worker():
                 result = await oq.get_result(task_id, wait=True, timeout=5)
         assert (result.status, result.error.type, result.attempts) == (TaskStatus.FAILED, "WorkerLost", 2)
@@ -149,12 +167,12 @@ def test_a_task_that_kills_its_worker_again_and_again_is_a_failure_that_says_so(
     asyncio.run(body())
 
 
-def test_a_frozen_worker_loses_its_task_after_the_lease_and_cannot_end_it(tmp_path: Path, spawn: object) -> None:
+def test_a_frozen_worker_loses_its_task_after_the_lease_and_cannot_end_it(tmp_path: Path, spawn: Spawn) -> None:
     path, mark = str(tmp_path / "q.db"), str(tmp_path / "pid")
 
     async def body() -> None:
         async with AsyncOmniQ(SQLiteStorage(path, durability="process"), settings=Settings(lease=0.6)) as oq:
-            child = await asyncio.to_thread(spawn, WORKER, path, "0.6")  # type: ignore[arg-type]
+            child = await asyncio.to_thread(spawn, WORKER, path, "0.6")
             task_id = await oq.enqueue(jobs.hold_then_write, mark)
             await eventually(lambda: Path(mark).exists())
             os.kill(child.pid, signal.SIGSTOP)
@@ -175,14 +193,14 @@ def test_a_frozen_worker_loses_its_task_after_the_lease_and_cannot_end_it(tmp_pa
 # -- fork ------------------------------------------------------------------------------------------
 
 
-def in_a_fork(call: object) -> int:
+def in_a_fork(call: Callable[[], None]) -> int:
     """The exit status of a forked child that makes the call; 0 if it came to its end."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
             signal.alarm(15)
-            call()  # type: ignore[operator]
+            call()
             code = 0
         except BaseException:
             import traceback

@@ -127,7 +127,7 @@ def test_what_no_worker_could_find_is_refused_at_enqueue(oq: AsyncOmniQ, func: A
         {"lease": -5},
         {"interval": 0},
         {"interval": timedelta(seconds=-1)},
-        {"eta": datetime(2030, 1, 1)},  # noqa: DTZ001
+        {"eta": datetime(2030, 1, 1)},
         {"eta": timedelta(seconds=-1)},
         {"eta": 5},
         {"eta": "tomorrow"},
@@ -397,9 +397,7 @@ def test_an_async_task_that_ignores_its_interruption_is_a_timeout_all_the_same(o
     asyncio.run(body())
 
 
-def test_a_timed_out_sync_task_frees_its_slot(
-    oq: AsyncOmniQ, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_timed_out_sync_task_frees_its_slot(oq: AsyncOmniQ, key: str, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         pool = await oq.worker(concurrency=1)
         async with pool:
@@ -524,9 +522,7 @@ def test_too_much_progress_is_an_error_of_the_task(oq: AsyncOmniQ) -> None:
     asyncio.run(body())
 
 
-def test_the_logger_of_a_task_carries_its_fields(
-    oq: AsyncOmniQ, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_logger_of_a_task_carries_its_fields(oq: AsyncOmniQ, key: str, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> str:
         async with await oq.worker() as pool:
             task_id = await oq.enqueue(jobs.log_something, key)

@@ -17,9 +17,20 @@ from omniq.errors import StoreError, StoreTooNew
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_writer import Writer
 
-SEED_TASK_COLUMNS = set(
-    "id func_path args kwargs eta status attempts max_retries timeout created_at updated_at interval".split()
-)
+SEED_TASK_COLUMNS = {
+    "id",
+    "func_path",
+    "args",
+    "kwargs",
+    "eta",
+    "status",
+    "attempts",
+    "max_retries",
+    "timeout",
+    "created_at",
+    "updated_at",
+    "interval",
+}
 SEED_RESULT_COLUMNS = {"task_id", "status", "result", "error", "finished_at", "attempts"}
 
 
@@ -63,10 +74,9 @@ def test_indexes_contain_eta_and_status(path: Path) -> None:
 
 def test_everything_beside_the_database_begins_with_its_name(tmp_path: Path) -> None:
     async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(tmp_path / "deep" / "er" / "q.db")) as oq:
-            async with await oq.worker():
-                assert (await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)).ok
-                there = {p.name for p in (tmp_path / "deep" / "er").iterdir()}
+        async with AsyncOmniQ(SQLiteStorage(tmp_path / "deep" / "er" / "q.db")) as oq, await oq.worker():
+            assert (await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)).ok
+            there = {p.name for p in (tmp_path / "deep" / "er").iterdir()}
         assert "q.db" in there
         assert "q.db-wal" in there
         assert all(name.startswith("q.db") for name in there)
@@ -372,17 +382,17 @@ def test_a_worker_lives_through_a_database_that_cannot_be_written(tmp_path: Path
     """Another program keeps the write lock for longer than a heartbeat; the task still runs once."""
 
     async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(tmp_path / "q.db", durability="process"), settings=Settings(lease=3)) as oq:
-            async with await oq.worker():
-                task_id = await oq.enqueue(jobs.wait_async, key)
-                await eventually(lambda: jobs.runs[key])
-                other = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
-                other.execute("BEGIN IMMEDIATE")
-                jobs.gates[key].set()
-                assert await oq.get_result(task_id, wait=True, timeout=0.2) is None
-                other.execute("ROLLBACK")
-                other.close()
-                assert (await oq.get_result(task_id, wait=True, timeout=5)).ok
+        storage = SQLiteStorage(tmp_path / "q.db", durability="process")
+        async with AsyncOmniQ(storage, settings=Settings(lease=3)) as oq, await oq.worker():
+            task_id = await oq.enqueue(jobs.wait_async, key)
+            await eventually(lambda: jobs.runs[key])
+            other = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            jobs.gates[key].set()
+            assert await oq.get_result(task_id, wait=True, timeout=0.2) is None
+            other.execute("ROLLBACK")
+            other.close()
+            assert (await oq.get_result(task_id, wait=True, timeout=5)).ok
         assert jobs.runs[key] == 1
 
     asyncio.run(body())

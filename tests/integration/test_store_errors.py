@@ -20,13 +20,12 @@ def test_a_store_that_is_away_for_a_while_does_not_end_the_worker(
     async def body() -> None:
         faulty = FaultyStorage(storage)
         working = AsyncOmniQ(storage)
-        async with AsyncOmniQ(faulty) as oq:
-            async with await oq.worker():
-                faulty.strike("unavailable", "unavailable", "unavailable")
-                task_id = await working.enqueue(jobs.count, key)
-                result = await working.get_result(task_id, wait=True, timeout=10)
-                assert result.ok
-                assert faulty.done["unavailable"] == 3
+        async with AsyncOmniQ(faulty) as oq, await oq.worker():
+            faulty.strike("unavailable", "unavailable", "unavailable")
+            task_id = await working.enqueue(jobs.count, key)
+            result = await working.get_result(task_id, wait=True, timeout=10)
+            assert result.ok
+            assert faulty.done["unavailable"] == 3
         assert jobs.runs[key] == 1
 
     asyncio.run(body())
@@ -64,9 +63,7 @@ def test_a_caller_hears_of_a_store_that_fails(storage: BaseStorage) -> None:
     asyncio.run(body())
 
 
-def test_a_failed_heartbeat_does_not_cost_the_lease(
-    storage: BaseStorage, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_heartbeat_does_not_cost_the_lease(storage: BaseStorage, key: str, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         faulty = FaultyStorage(storage)
         oq = AsyncOmniQ(faulty, settings=Settings(lease=0.6))

@@ -28,11 +28,16 @@ def test_ids_come_at_once_and_tasks_at_the_end(oq: AsyncOmniQ) -> None:
 
 def test_an_exception_in_the_block_writes_nothing(oq: AsyncOmniQ) -> None:
     async def body() -> None:
-        with pytest.raises(KeyError):
+        ids: list[str] = []
+
+        async def broken() -> None:
             async with oq.transaction() as tx:
-                task_id = tx.enqueue(jobs.add, 1)
+                ids.append(tx.enqueue(jobs.add, 1))
                 raise KeyError
-        assert await oq.get_task(task_id) is None
+
+        with pytest.raises(KeyError):
+            await broken()
+        assert await oq.get_task(ids[0]) is None
         assert sum(c.ready for c in await oq.counts()) == 0
 
     asyncio.run(body())
@@ -40,18 +45,21 @@ def test_an_exception_in_the_block_writes_nothing(oq: AsyncOmniQ) -> None:
 
 def test_a_refused_task_takes_the_others_with_it(oq: AsyncOmniQ) -> None:
     async def body() -> None:
+        good: list[str] = []
+
+        async def store(*ids: str) -> None:
+            async with oq.transaction() as tx:
+                good.append(tx.enqueue(jobs.add, 5))
+                for n, task_id in enumerate(ids):
+                    tx.options(task_id=task_id).enqueue(jobs.add, n + 2)
+
         await oq.options(task_id="taken").enqueue(jobs.add, 1)
         with pytest.raises(DuplicateId):
-            async with oq.transaction() as tx:
-                good = tx.enqueue(jobs.add, 5)
-                tx.options(task_id="taken").enqueue(jobs.add, 2)
-        assert await oq.get_task(good) is None
+            await store("taken")
         with pytest.raises(DuplicateTarget):
-            async with oq.transaction() as tx:
-                good = tx.enqueue(jobs.add, 5)
-                tx.options(task_id="twice").enqueue(jobs.add, 2)
-                tx.options(task_id="twice").enqueue(jobs.add, 3)
-        assert await oq.get_task(good) is None
+            await store("twice", "twice")
+        for task_id in (*good, "twice"):
+            assert await oq.get_task(task_id) is None
 
     asyncio.run(body())
 
@@ -102,10 +110,16 @@ def test_the_blocking_class_has_the_same(storage: BaseStorage) -> None:
         task_id = tx.enqueue(jobs.add, 1)
         assert oq.get_task(task_id) is None
     assert oq.get_task(task_id) is not None
-    with pytest.raises(KeyError), oq.transaction() as tx:
-        lost = tx.enqueue(jobs.add, 1)
-        raise KeyError
-    assert oq.get_task(lost) is None
+    lost: list[str] = []
+
+    def broken() -> None:
+        with oq.transaction() as tx:
+            lost.append(tx.enqueue(jobs.add, 1))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken()
+    assert oq.get_task(lost[0]) is None
     oq.close()
 
 

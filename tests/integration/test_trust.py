@@ -20,9 +20,7 @@ from omniq.operations import Capabilities
         ("support.jobs:not_callable", "not a function"),
     ],
 )
-def test_a_function_that_cannot_be_found_is_a_failed_task_that_says_what_to_do(
-    oq: AsyncOmniQ, name: str, advice: str
-) -> None:
+def test_a_function_that_cannot_be_found_is_a_failed_task_that_says_what_to_do(oq: AsyncOmniQ, name: str, advice: str) -> None:
     async def body() -> None:
         async with await oq.worker():
             result = await oq.get_result(await oq.enqueue(name), wait=True, timeout=5)

@@ -163,16 +163,14 @@ def test_a_long_task_keeps_its_lease_while_others_reap(storage: BaseStorage, key
     asyncio.run(body())
 
 
-def test_a_task_whose_heartbeat_is_refused_is_interrupted_and_its_result_is_not_stored(
-    storage: BaseStorage, key: str
-) -> None:
+def test_a_task_whose_heartbeat_is_refused_is_interrupted_and_its_result_is_not_stored(storage: BaseStorage, key: str) -> None:
     async def body() -> None:
         oq = AsyncOmniQ(storage, settings=Settings(lease=0.15))
         async with await oq.worker() as pool:
             task_id = await oq.enqueue(jobs.forever, key)
             await eventually(lambda: jobs.runs[key])
             record = await storage.get(task_id)
-            (answer,) = await storage.apply([(Cancel(queue="default", id=task_id, token=record.token),)])
+            await storage.apply([(Cancel(queue="default", id=task_id, token=record.token),)])
             await eventually(lambda: jobs.seen[key] == ["cancelled"])
             await eventually(lambda: pool.running == 0)
             assert (await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)).ok

@@ -13,7 +13,7 @@ MOUNTS = """\
 30 22 0:40 / /srv/share rw,relatime shared:2 - nfs4 server:/export rw,vers=4.2
 31 30 8:2 / /srv/share/local rw,relatime - xfs /dev/sdb1 rw
 32 22 0:41 / /srv/with\\040space rw,relatime - cifs //server/share rw
-33 22 0:42 / /home/me/cloud rw,nosuid - fuse.sshfs me@host: rw
+33 22 0:42 / /users/me/cloud rw,nosuid - fuse.sshfs me@host: rw
 34 22 0:43 / /tmp rw shared:9 master:1 - tmpfs tmpfs rw
 35 22 0:44 / /over rw,relatime - overlay overlay rw,lowerdir=/a:/b
 36 22 0:45 / /twice rw - nfs server:/old rw
@@ -30,7 +30,7 @@ MOUNTS = """\
         ("/srv/sharewith/q.db", None),
         ("/srv/share/local/q.db", None),
         ("/srv/with space/q.db", "cifs"),
-        ("/home/me/cloud/q.db", "fuse.sshfs"),
+        ("/users/me/cloud/q.db", "fuse.sshfs"),
         ("/tmp/q.db", None),
         ("/over/q.db", None),
         ("/twice/q.db", None),

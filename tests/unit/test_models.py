@@ -125,7 +125,7 @@ def test_a_moment_survives_the_way_through_microseconds() -> None:
 
 def test_a_naive_moment_is_refused_with_what_to_do() -> None:
     with pytest.raises(Invalid, match=r"timezone\.utc"):
-        to_us(dt.datetime(2024, 1, 1))  # noqa: DTZ001
+        to_us(dt.datetime(2024, 1, 1))
 
 
 @pytest.mark.parametrize(("value", "us"), [(1, 1_000_000), (0.25, 250_000), (dt.timedelta(minutes=1), 60_000_000)])

@@ -45,12 +45,9 @@ def test_what_a_call_raises_arrives(error: BaseException) -> None:
         def fail() -> None:
             raise error
 
-        try:
+        with pytest.raises(type(error)) as caught:
             await threads.run(fail)
-        except BaseException as caught:
-            assert caught is error
-        else:
-            pytest.fail("nothing was raised")
+        assert caught.value is error
         threads.close()
 
     asyncio.run(body())

@@ -56,14 +56,7 @@ class Bell:
         wait = self._kernel_wait() if sys.platform == "linux" else None
         pause = threading.Event()
         while not self._closing:
-            self._wanted.wait()
-            if wait is None:
-                pause.wait(POLL_S)
-            else:
-                wait()
-            if self._closing:
-                return
-            others = self._count() - self._own
+            others = self._count() - self._own  # also before the first wait: somebody may have rung while the watch was set up
             if others != self._heard:
                 self._heard = others
                 heard()
@@ -71,6 +64,13 @@ class Bell:
                 self._wanted.clear()
                 if anyone():  # it came between the two lines
                     self._wanted.set()
+            self._wanted.wait()
+            if self._closing:
+                return
+            if wait is None:
+                pause.wait(POLL_S)
+            else:
+                wait()
 
     def _kernel_wait(self) -> Callable[[], object] | None:
         try:

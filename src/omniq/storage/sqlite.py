@@ -82,6 +82,8 @@ class SQLiteStorage(BaseStorage):
         if durability not in ("full", "process"):
             raise ConfigError(f"durability {durability!r}: use 'full' (survives a power cut) or 'process' (survives kill -9)")
         self.in_memory = self.path == ":memory:"
+        if not self.in_memory:
+            self.path = os.path.abspath(self.path)  # a program that changes its folder keeps its database
         self._durability: Durability = durability
         self._allow_network_fs = allow_network_fs
         self._opening = threading.Lock()
@@ -89,6 +91,7 @@ class SQLiteStorage(BaseStorage):
         self._reader: aiosqlite.Connection | None = None
         self._pid = os.getpid()
         self._closed = False
+        self.waiters.on_waiting = self._listen
         self._locks = None if self.in_memory else WorkerLocks(Path(f"{self.path}-locks"))
         if self.in_memory:
             self.capabilities = Capabilities(durability="none", push_wait=True)
@@ -224,11 +227,14 @@ class SQLiteStorage(BaseStorage):
     # -- waiting and liveness ----------------------------------------------------------------------
 
     async def wait(self, *args: Any, **kwargs: Any) -> None:
-        await self.open()
-        bell = self._writing().bell
-        if bell is not None:
-            bell.listen(self.waiters.notify_all, self.waiters.anyone)
+        if self._writer is None or self._pid != os.getpid():
+            await self.open()
         await super().wait(*args, **kwargs)
+
+    def _listen(self) -> None:
+        writer = self._writer
+        if writer is not None and writer.bell is not None:
+            writer.bell.listen(self.waiters.notify_all, self.waiters.anyone)
 
     async def hold_worker(self, worker: str) -> None:
         await self.open()

@@ -175,11 +175,13 @@ _TABLES = frozenset({"tasks", "results", "queues", "lanes", "keys", "blocks", "d
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
     """Bring the database to `VERSION`, all or nothing; refuse a newer one and one that belongs to somebody else."""
-    if _version(connection) == VERSION:
+    if _version(connection) == VERSION and _is_ours(connection):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = _version(connection)
+        if version and not _is_ours(connection):
+            raise StoreUnavailable(f"{path} is a database of another program; give omniq one of its own")
         if version > VERSION:
             raise StoreTooNew(f"{path} has format {version}; this omniq knows {VERSION}: upgrade omniq, or use another path")
         if version == 0:
@@ -200,6 +202,10 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
 
 def _version(connection: sqlite3.Connection) -> int:
     return connection.execute("PRAGMA user_version").fetchone()[0]
+
+
+def _is_ours(connection: sqlite3.Connection) -> bool:
+    return connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class _Waiter:
@@ -30,6 +30,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self.changes = 0
+        self.on_waiting: Callable[[], None] | None = None  # told after somebody began to wait
         self._lock = threading.Lock()
         self._waiting: set[_Waiter] = set()
 
@@ -46,6 +47,8 @@ class Waiters:
             if after is not None and self.changes != after:
                 return
             self._waiting.add(waiter)
+        if self.on_waiting is not None:
+            self.on_waiting()
         try:
             async with asyncio.timeout(timeout):
                 await waiter.future
