@@ -70,7 +70,10 @@ class Bell:
             if wait is None:
                 pause.wait(POLL_S)
             else:
-                wait()
+                try:
+                    wait()
+                except OSError:  # the interpreter ends and has closed the watch
+                    return
 
     def _kernel_wait(self) -> Callable[[], object] | None:
         try:
