@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -193,13 +194,13 @@ def test_a_frozen_worker_loses_its_task_after_the_lease_and_cannot_end_it(tmp_pa
 # -- fork ------------------------------------------------------------------------------------------
 
 
-def in_a_fork(call: Callable[[], None]) -> int:
+def in_a_fork(call: Callable[[], object], seconds: int = 15) -> int:
     """The exit status of a forked child that makes the call; 0 if it came to its end."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            signal.alarm(15)
+            signal.alarm(seconds)
             call()
             code = 0
         except BaseException:
@@ -225,6 +226,25 @@ def test_a_forked_child_enqueues_through_its_parents_object(tmp_path: Path) -> N
         assert in_a_fork(child) == 0
         assert oq.get_result("from-the-child").result == 2
         assert oq.get_result(oq.enqueue(jobs.add, 3), wait=True, timeout=5).result == 3
+
+
+def test_a_fork_in_the_middle_of_a_write_does_not_lock_the_child_out(tmp_path: Path) -> None:
+    with OmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) as oq:
+        oq.enqueue(jobs.add, 0)
+        stop = threading.Event()
+
+        def write_on() -> None:
+            while not stop.is_set():
+                oq.enqueue_many(jobs.add, [(n,) for n in range(50)])
+
+        writer = threading.Thread(target=write_on)
+        writer.start()
+        try:
+            codes = [in_a_fork(lambda: oq.enqueue(jobs.add, 1), seconds=5) for _ in range(10)]
+        finally:
+            stop.set()
+            writer.join()
+        assert codes == [0] * 10
 
 
 def test_a_forked_child_does_not_keep_its_parents_worker_alive(tmp_path: Path) -> None:

@@ -87,11 +87,13 @@ def _check_enqueue(op: Enqueue, limits: Capabilities, good_queues: set[str]) -> 
         _at_most_one(op, "delay_us", "eta_us")
     if op.max_attempts < 0 or op.group_limit < 0:
         raise Invalid(f"max_attempts and group_limit cannot be negative: {op.max_attempts}, {op.group_limit}")
-    for name in ("timeout_us", "lease_us", "interval_us"):
-        value: int | None = getattr(op, name)
-        if value is not None and value <= 0:
-            error = InvalidLease if name == "lease_us" else Invalid
-            raise error(f"{name[:-3]} must be longer than nothing, not {value} µs")
+    timeout, lease, interval = op.timeout_us, op.lease_us, op.interval_us
+    if timeout is not None and timeout <= 0:
+        raise Invalid(f"timeout must be longer than nothing, not {timeout} µs")
+    if lease is not None and lease <= 0:
+        raise InvalidLease(f"lease must be longer than nothing, not {lease} µs")
+    if interval is not None and interval <= 0:
+        raise Invalid(f"interval must be longer than nothing, not {interval} µs")
     if (op.result_ttl_us is not None and op.result_ttl_us < 0) or op.key_ttl_us <= 0:
         raise Invalid(f"result_ttl cannot be negative and key_ttl must be positive: {op.result_ttl_us}, {op.key_ttl_us}")
     if op.group is not None:

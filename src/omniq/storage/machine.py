@@ -153,6 +153,9 @@ class Machine:
 
     def _enqueue(self, op: Enqueue, _: None, now_us: int) -> Outcome:
         ledger = self.ledger
+        if _is_plain(op) and ledger.queue(op.queue).fed and ledger.insert_plain(op, now_us):
+            self.ready_queues.add(op.queue)
+            return Enqueued(id=op.id, existed=False, state=State.READY)
         if op.idempotency_key is not None:
             twin = self._refusals.known_key(op, now_us)  # an earlier operation of this very transaction
             if isinstance(twin, Enqueued):
@@ -621,6 +624,15 @@ class Machine:
         if self.ledger.events_on:
             given = {k: v for k, v in data.items() if v is not None}
             self.ledger.event(task, event, now_us, _encode(given) if given else None)
+
+
+_NOTHING = (None,) * 7
+
+
+def _is_plain(op: Enqueue) -> bool:
+    """Most tasks: ready now, no group, key, blockers, repetition."""
+    rest = (op.group, op.idempotency_key, op.eta_us, op.delay_us, op.interval_us, op.dead_queue, op.headers)
+    return rest == _NOTHING and not op.blocked_by and op.on_conflict == "error"
 
 
 def _done_before(op: Operation) -> Outcome:

@@ -13,6 +13,7 @@ from omniq.errors import DriverClosed, EventsLost, Invalid
 from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
 from omniq.operations import (
     Capabilities,
+    Enqueue,
     EventRow,
     Filter,
     GroupInfo,
@@ -94,6 +95,9 @@ class MemoryLedger:
         self.tasks[task.id] = self.by_seq[task.seq] = task
         self.counters[task.queue][task.state] += 1
         self._index(task)
+
+    def insert_plain(self, op: Enqueue, now_us: int) -> bool:
+        return False
 
     def save(self, task: Record, was: State, was_queue: str) -> None:
         if was is not task.state or was_queue != task.queue:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from omniq.models import Blocker, Record, State, StoredResult, TaskError, TaskStatus, status_of
-from omniq.operations import WorkerInfo
+from omniq.operations import Enqueue, WorkerInfo
 from omniq.storage.ledger import Key, Lane, QueueRow
 
 MAX_HELD = 20_000
@@ -32,6 +32,12 @@ COLUMNS = _LEAN + ", args, kwargs, payload"
 _PLAIN = """seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease, result_ttl, backoff, fingerprint,
  created_at, updated_at, origin, encoding, args, kwargs"""
 _INSERT_PLAIN = f"INSERT INTO tasks ({_PLAIN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_INSERT_READY = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease, result_ttl,
+ created_at, updated_at, args, kwargs, backoff) VALUES (?1,?2,?3,?4,3,'PENDING',?5,?6,?7,?8,?9,?5,?5,?10,?11,?12)"""
+_EVENTS_OF_READY = """INSERT INTO events (seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due,
+ state, data) SELECT seq + ?, created_at, 'enqueued', seq, id, queue, func_path, 0, '', created_at, eta, 3,
+ '{"payload_bytes":' || (length(CAST(args AS BLOB)) + length(CAST(kwargs AS BLOB)) + 19) || '}'
+ FROM tasks WHERE seq BETWEEN ? AND ?"""
 _INSERT = f"""INSERT INTO tasks ({_PLAIN}, asked_eta, "interval", "group", dead_queue, run_id, idempotency_key, headers,
  blocked_by, blockers_left, payload) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""
 _UPDATE_LEASED = """UPDATE tasks SET state=4, status='RUNNING', returned=0, attempts=?, token=?, lease_until=?, worker=?,
@@ -190,6 +196,9 @@ class SQLiteLedger:
         self._tasks: dict[str, Record | None] = {}
         self._by_seq: dict[int, Record] = {}
         self._inserts: list[Record] = []
+        self._ready: list[tuple[Any, ...]] = []
+        self._ready_ids: set[str] = set()
+        self._ready_runs: list[list[int]] = []  # [first seq, last seq, event number − seq]
         self._updates: dict[int, Record] = {}
         self._leased: dict[int, Record] = {}
         self._done: dict[int, Record] = {}
@@ -230,7 +239,53 @@ class SQLiteLedger:
             self._db.execute("UPDATE store SET next_seq=?, next_event=?, next_turn=?", counters)
             self._loaded = counters
 
+    def insert_plain(self, op: Enqueue, now_us: int) -> bool:
+        """The row and its event straight from the operation. Later operations of the batch read it from the table."""
+        args, kwargs, rest = split_call(op.payload)
+        if rest is not None or args is None or op.fingerprint or op.origin or op.encoding != "json":
+            return False
+        seq = self._seq
+        self._ready.append(
+            (
+                seq,
+                op.id,
+                op.queue,
+                op.name,
+                now_us,
+                op.max_attempts - 1,
+                op.timeout_us,
+                op.lease_us,
+                op.result_ttl_us,
+                args,
+                kwargs,
+                op.backoff,
+            )
+        )
+        self._seq = seq + 1
+        self._tasks.pop(op.id, None)
+        self._ready_ids.add(op.id)
+        self._counts[op.queue][State.READY] += 1
+        if self.events_on:
+            shift = self._event - seq
+            self._event += 1
+            runs = self._ready_runs
+            if runs and runs[-1][1] == seq - 1 and runs[-1][2] == shift:
+                runs[-1][1] = seq
+            else:
+                runs.append([seq, seq, shift])
+        return True
+
+    def _flush_ready(self) -> None:
+        self._db.executemany(_INSERT_READY, self._ready)
+        self._ready.clear()
+        self._ready_ids.clear()
+        for first, last, shift in self._ready_runs:
+            self._db.execute(_EVENTS_OF_READY, (shift, first, last))
+        self._ready_runs.clear()
+
     def _flush_tasks(self) -> None:
+        if self._ready:
+            self._flush_ready()
         if self._inserts:
             plain: list[tuple[Any, ...]] = []
             full: list[tuple[Any, ...]] = []
@@ -275,6 +330,8 @@ class SQLiteLedger:
     def prefetch(self, ids: Iterable[str]) -> None:
         """Load the records that a batch will ask for in one statement."""
         wanted = [i for i in ids if i not in self._tasks]
+        if self._ready_ids and not self._ready_ids.isdisjoint(wanted):
+            self._flush_ready()
         if self._held:
             wanted = self._recall(wanted)
         if wanted:
