@@ -18,7 +18,5 @@ test_conformance = conformance.tests(make_storage, capabilities=MemoryStorage.ca
 def test_the_reference_model_agrees() -> None:
     run_state_machine_as_test(
         driver_machine(make_storage),
-        settings=settings(
-            max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
     )

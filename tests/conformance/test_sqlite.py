@@ -66,7 +66,5 @@ def test_a_store_in_memory_leaves_no_file(folder: Path, monkeypatch: pytest.Monk
 def test_the_reference_model_agrees() -> None:
     run_state_machine_as_test(
         driver_machine(make_storage),
-        settings=settings(
-            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
     )
