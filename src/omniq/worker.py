@@ -224,7 +224,7 @@ class AsyncWorkerPool:
             counts = [c for c in await self.storage.counts() if c.queue in served and not c.paused]
             if not any(c.ready + c.running for c in counts) and not self._held and not self._outbox:
                 waiting = [t for q in served for t in (await self.storage.find(_in_queue(retrying, q), limit=1)).tasks]
-                if not waiting:
+                if not waiting and self.storage.changes == seen:  # else something moved between the two looks
                     return
             await self.storage.wait(timeout=0.2, after=seen)
 

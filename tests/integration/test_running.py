@@ -658,7 +658,7 @@ def test_the_same_id_again_is_safe_and_another_body_is_an_error(oq: AsyncOmniQ) 
     asyncio.run(body())
 
 
-def test_the_seed_named_calls_of_a_storage_use_the_token_that_dequeue_got(storage: Any) -> None:
+def test_the_calls_of_a_storage_without_tokens_use_the_token_that_dequeue_got(storage: Any) -> None:
     from omniq import NotActive, Task, TaskError
 
     async def body() -> None:

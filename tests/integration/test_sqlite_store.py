@@ -17,7 +17,7 @@ from omniq.errors import StoreError, StoreTooNew
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_writer import Writer
 
-SEED_TASK_COLUMNS = {
+TASK_COLUMNS = {
     "id",
     "func_path",
     "args",
@@ -31,7 +31,7 @@ SEED_TASK_COLUMNS = {
     "updated_at",
     "interval",
 }
-SEED_RESULT_COLUMNS = {"task_id", "status", "result", "error", "finished_at", "attempts"}
+RESULT_COLUMNS = {"task_id", "status", "result", "error", "finished_at", "attempts"}
 
 
 def columns(connection: sqlite3.Connection, table: str) -> set[str]:
@@ -49,8 +49,8 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_tables_have_the_columns_of_the_specification(path: Path) -> None:
     with sqlite3.connect(path) as connection:
-        assert columns(connection, "tasks") >= SEED_TASK_COLUMNS
-        assert columns(connection, "results") >= SEED_RESULT_COLUMNS
+        assert columns(connection, "tasks") >= TASK_COLUMNS
+        assert columns(connection, "results") >= RESULT_COLUMNS
     connection.close()
 
 

@@ -62,7 +62,7 @@ class Bell:
                 heard()
             if not anyone():
                 self._wanted.clear()
-                if anyone():  # it came between the two lines
+                if self._closing or anyone():  # it came between the two lines
                     self._wanted.set()
             self._wanted.wait()
             if self._closing:
@@ -72,7 +72,7 @@ class Bell:
             else:
                 try:
                     wait()
-                except OSError:  # the interpreter ends and has closed the watch
+                except (OSError, ValueError):  # the interpreter ends and has closed the watch
                     return
 
     def _kernel_wait(self) -> Callable[[], object] | None:

@@ -69,13 +69,28 @@ class _Request:
 _writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
-def _drop_locks_in_child() -> None:
+def _before_fork() -> None:
+    """No fork in the middle of a transaction: the child would inherit SQLite's table of locks with this one held."""
+    for writer in list(_writers):
+        writer.section.acquire()
+        _forking.append(writer)
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        _forking.pop().section.release()
+
+
+def _after_fork_in_child() -> None:
     """A `flock` is shared with a forked child, which would go on holding the store if its parent were killed."""
-    for writer in _writers:
+    while _forking:
+        writer = _forking.pop()
+        writer.section.release()
         writer.drop_lock()
 
 
-os.register_at_fork(after_in_child=_drop_locks_in_child)
+_forking: list[Writer] = []
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 class Writer:
@@ -89,6 +104,7 @@ class Writer:
         self._waiters = waiters
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._closed = threading.Event()
+        self.section = threading.Lock()  # held during a transaction, and during a fork
         self._held: dict[str, Record] = {}
         self._lock_fd = -1
         self._inode: tuple[int, int] | None = None
@@ -205,6 +221,12 @@ class Writer:
         self._settle(batch)
 
     def _commit(self, connection: sqlite3.Connection, batch: list[_Request]) -> None:
+        with self.section:
+            machine = self._transact(connection, batch)
+        if machine.ready_queues or machine.ended_tasks:
+            self._waiters.notify(machine.ready_queues, machine.ended_tasks)
+
+    def _transact(self, connection: sqlite3.Connection, batch: list[_Request]) -> Machine:
         if self._inode is not None and _inode(self._path) != self._inode:
             raise StoreUnavailable(f"{self._path} was removed or replaced while it was open; restart this program")
         if self._lock_fd >= 0:
@@ -229,8 +251,7 @@ class Writer:
         finally:
             if self._lock_fd >= 0:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
-        if machine.ready_queues or machine.ended_tasks:
-            self._waiters.notify(machine.ready_queues, machine.ended_tasks)
+        return machine
 
     @staticmethod
     def _settle(batch: list[_Request]) -> None:

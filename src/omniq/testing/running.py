@@ -37,6 +37,7 @@ async def _run(oq: AsyncOmniQ, timeout: float) -> int:
 
 
 async def _idle(oq: AsyncOmniQ, running: int) -> bool:
+    seen = oq.storage.changes
     served = set(await oq.storage.queues(fed=True))
     counts = [c for c in await oq.counts() if c.queue in served and not c.paused]
     if running or any(c.ready + c.running for c in counts):
@@ -45,7 +46,7 @@ async def _idle(oq: AsyncOmniQ, running: int) -> bool:
     due = [t.due_us for t in (await oq.storage.find(retrying, limit=1000)).tasks if t.queue in served]
     if due and isinstance(oq.storage.clock, FakeClock):
         oq.storage.clock.advance(max(min(due) - oq.storage.clock(), 0) / 1e6)
-    return not due
+    return not due and oq.storage.changes == seen  # else something moved between the looks
 
 
 @overload
