@@ -34,8 +34,8 @@ from omniq.errors import (
 )
 from omniq.heartbeat import Heartbeat
 from omniq.middleware import Middleware
-from omniq.models import Record, check_queue, new_id, new_token
-from omniq.operations import Beat, Extended, Operation, Progress, Reserve, Reserved, WorkerInfo
+from omniq.models import Record, State, check_queue, new_id, new_token
+from omniq.operations import Beat, Extended, Filter, Operation, Progress, Reserve, Reserved, WorkerInfo
 from omniq.queue import AsyncTaskQueue
 from omniq.runner import Runner, release
 from omniq.storage.base import BaseStorage, Result
@@ -48,6 +48,7 @@ SHORT_TASK_S = 0.005  # only tasks shorter than this are leased ahead
 AHEAD_S = 0.010  # and only as many as run in this time
 MAX_AHEAD = 500
 HAND_BACK_S = 0.050  # leased but not started for so long: somebody else may have a free slot
+OVERDUE_S = 0.050  # how soon to look again for what is overdue, such as a lease that somebody must take back first
 LAST_TRIES = 4  # when the store is away while the pool stops
 
 
@@ -108,6 +109,7 @@ class AsyncWorkerPool:
         self._list_is_new, self._list_is_old = False, True
         self._seen = 0
         self._next_at_us: int | None = None
+        self._paused = False
         self._stopping = self._leaving = False
         self._failures = 0
         self._runner = Runner(self._queue, self._resolver, self._middleware, self._send)
@@ -214,16 +216,13 @@ class AsyncWorkerPool:
 
     async def drain(self) -> None:
         """Return when nothing is ready, running or waiting for a retry in the queues served; later `eta`s stay."""
-        from omniq.models import State
-        from omniq.operations import Filter
-
-        retrying = Filter(states=(State.SCHEDULED,), min_attempts=1)
         while True:
             seen = self.storage.changes
             served = set(self._named_queues or await self.storage.queues(fed=True))
             counts = [c for c in await self.storage.counts() if c.queue in served and not c.paused]
             if not any(c.ready + c.running for c in counts) and not self._held and not self._outbox:
-                waiting = [t for q in served for t in (await self.storage.find(_in_queue(retrying, q), limit=1)).tasks]
+                retrying = [Filter(states=(State.SCHEDULED,), min_attempts=1, queue=q) for q in served]
+                waiting = any([(await self.storage.find(f, limit=1)).tasks for f in retrying])
                 if not waiting and self.storage.changes == seen:  # else something moved between the two looks
                     return
             await self.storage.wait(timeout=0.2, after=seen)
@@ -258,15 +257,16 @@ class AsyncWorkerPool:
 
     async def _turn(self) -> None:
         if self._unsent is None:
+            try:
+                reserve = await self._next_reserve()
+            except StoreError as exc:
+                if isinstance(exc, DriverClosed):
+                    raise
+                await self._back_off(exc)
+                return
             transactions, self._outbox = self._outbox, []
-            wanted = self._wanted()
-            if wanted and not self._stopping and (transactions or not self._dry):
-                self._seen = self.storage.changes  # before the look, so that nothing after it is missed
-                queues = await self._served()
-                if queues:
-                    transactions.append((Reserve(queues=queues, limit=wanted, token=new_token(), worker=self.worker_id),))
-                else:
-                    self._dry = True
+            if reserve is not None:
+                transactions.append((reserve,))
             if not self._first_turn.done():
                 transactions.append((Beat(info=self._info()),))
             if not transactions:
@@ -275,9 +275,9 @@ class AsyncWorkerPool:
         transactions, repeat = self._unsent
         try:
             answers = await self.storage.apply(transactions, repeat=repeat)
-        except DriverClosed:
-            raise
         except StoreError as exc:
+            if isinstance(exc, DriverClosed):
+                raise
             self._unsent = transactions, repeat or isinstance(exc, OutcomeUnknown)
             await self._back_off(exc)
             return
@@ -290,6 +290,17 @@ class AsyncWorkerPool:
         if not self._first_turn.done():
             self._first_turn.set_result(None)
         self._take_answers(transactions, answers)
+
+    async def _next_reserve(self) -> Reserve | None:
+        wanted = self._wanted()
+        if not wanted or self._stopping or (self._dry and not self._outbox):
+            return None
+        self._seen = self.storage.changes  # before the look, so that nothing after it is missed
+        queues = await self._served()
+        if not queues:
+            self._dry = True
+            return None
+        return Reserve(queues=queues, limit=wanted, token=new_token(), worker=self.worker_id)
 
     def _take_answers(self, transactions: list[tuple[Operation, ...]], answers: list[Result]) -> None:
         for transaction, answer in zip(transactions, answers, strict=True):
@@ -310,7 +321,7 @@ class AsyncWorkerPool:
         if self._dry and self._named_queues is None:
             self._list_is_old = True  # there may be queues that were not looked at
             self._dry = self._list_is_new
-        self._next_at_us = reserved.next_at_us
+        self._next_at_us, self._paused = reserved.next_at_us, bool(reserved.paused)
         if self._stopping:
             self._send(*((release(task),) for task in tasks))
             return
@@ -360,7 +371,9 @@ class AsyncWorkerPool:
         """Until something finished, the store rang, a time has come, or leased tasks must be handed back."""
         timeout = self.poll_interval
         if self._next_at_us is not None:
-            timeout = min(timeout, max((self._next_at_us - self.storage.clock()) / 1e6, 0.001))
+            left = (self._next_at_us - self.storage.clock()) / 1e6
+            if left > 0 or not self._paused:  # what is overdue in a paused queue stays so
+                timeout = min(timeout, max(left, 0.001) if left > 0 else OVERDUE_S)
         if self._buffer:
             timeout = min(timeout, HAND_BACK_S)
         if not self._dry or self._stopping or not self._wanted():  # nothing the store could say matters now
@@ -416,8 +429,10 @@ class AsyncWorkerPool:
                 log.exception("task %s could not be ended", record.name, extra=log_fields(record))
 
     async def _run(self, record: Record) -> None:
-        ended, took = await self._runner.run(record)
-        self._held.pop(record.id, None)
+        try:
+            ended, took = await self._runner.run(record)
+        finally:
+            self._held.pop(record.id, None)
         self._average_s += (took - self._average_s) * (0.5 if took < self._average_s else 0.1)
         self._send(*ended)
         if not self._runner.running:
@@ -451,12 +466,6 @@ class AsyncWorkerPool:
     def _from_thread(self, call: Callable[[Record], None], record: Record) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed
             self._loop.call_soon_threadsafe(call, record)
-
-
-def _in_queue(filter: Any, queue: str) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(filter, queue=queue)
 
 
 class WorkerPool:

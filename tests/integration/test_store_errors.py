@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,45 @@ def test_a_start_on_a_store_that_comes_late_waits_for_it(storage: BaseStorage, c
 
     asyncio.run(body())
     assert "the store failed" in caplog.text
+
+
+def test_a_store_that_cannot_be_read_for_a_while_loses_nothing(storage: BaseStorage, key: str) -> None:
+    class Unreadable(FaultyStorage):
+        broken = 0
+
+        async def queues(self, fed: bool = False) -> list[str]:
+            if self.broken:
+                self.broken -= 1
+                raise StoreUnavailable("cannot read now")
+            return await super().queues(fed)
+
+    async def body() -> None:
+        faulty = Unreadable(storage)
+        oq = AsyncOmniQ(faulty)
+        async with await oq.worker(concurrency=2):
+            first = await oq.enqueue(jobs.wait_async, key)
+            await eventually(lambda: jobs.runs[key])
+            faulty.broken = 3
+            jobs.gates[key].set()  # its end gathers in the outbox while the queues cannot be read
+            second = await oq.enqueue(jobs.add, 1)
+            for task_id in (first, second):
+                result = await oq.get_result(task_id, wait=True, timeout=10)
+                assert result is not None
+                assert result.ok
+
+    asyncio.run(body())
+
+
+def test_a_paused_queue_with_overdue_tasks_lets_its_worker_sleep(storage: BaseStorage) -> None:
+    async def body() -> None:
+        faulty = FaultyStorage(storage)
+        oq = AsyncOmniQ(faulty)
+        await oq.enqueue(jobs.add, 1, eta=timedelta(milliseconds=20))
+        await oq.pause("default")
+        async with await oq.worker(poll_interval=30):
+            await asyncio.sleep(0.3)  # time in which nothing should happen
+            calls = faulty.done.total()
+            await asyncio.sleep(0.5)
+            assert faulty.done.total() - calls <= 2
+
+    asyncio.run(body())

@@ -54,7 +54,7 @@ class FaultyStorage(BaseStorage):
             raise ValueError("the probabilities of the faults must be positive and add up to 1 at most")
         self.inner = inner
         self.waiters = inner.waiters
-        self.capabilities: Capabilities = inner.capabilities  # type: ignore[misc]
+        self.capabilities: Capabilities = inner.capabilities
         self.script: list[Fault] = list(script)
         self.delay_s = delay_s
         self.done: Counter[Fault] = Counter()
