@@ -298,7 +298,9 @@ class OmniQ:
 
     def enqueue_call(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> str:
         """`enqueue` with everything spelled out."""
-        return self._call(self._async.enqueue_call(func, args, kwargs, options))
+        if self._closed:
+            raise DriverClosed("this OmniQ was closed; make a new one")
+        return self.queue.enqueue_blocking(func, args, kwargs, options)  # no loop in between: one caller, one commit
 
     def enqueue_many(self, func: Func, rows: Iterable[Row]) -> list[str]:
         """See `AsyncOmniQ.enqueue_many`."""

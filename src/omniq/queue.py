@@ -45,10 +45,12 @@ from omniq.operations import (
 from omniq.policy import after_failure, next_run, parse_backoff
 from omniq.serialization import Serializer, make_serializer
 from omniq.storage.base import BaseStorage
-from omniq.tasks import Callee, OptionFields, Options, callee, make_options
+from omniq.tasks import NO_OPTIONS, Callee, OptionFields, Options, callee, make_options
 from omniq.translate import encode_call, event_of, fingerprint, result_of, task_of
 
 ROWS_PER_TRANSACTION = 1000
+MAX_TEMPLATES = 10_000
+Template = Callable[[Sequence[Any], dict[str, Any]], Enqueue]
 Row = Sequence[Any] | dict[str, Any]
 
 
@@ -59,6 +61,7 @@ class AsyncTaskQueue:
         self.storage = storage
         self.settings = settings or Settings()
         self.serializer: Serializer = make_serializer(self.settings.serializer)
+        self._templates: dict[Callee, Template] = {}
         self._retry_policy = self.settings.backoff
         self._lease_us = duration_us(self.settings.lease, "lease")
         self._timeout_us = (
@@ -79,8 +82,11 @@ class AsyncTaskQueue:
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def template(self, func: Callee, options: Options) -> Callable[[Sequence[Any], dict[str, Any]], Enqueue]:
+    def template(self, func: Callee, options: Options) -> Template:
         """What all calls of one function with one set of options share, checked once; the rest per call."""
+        if options is NO_OPTIONS and (known := self._templates.get(func)) is not None:
+            return known
+        own = options
         options = options.over(func.options)
         fields = self._fields(func.name, options)
         own_id = _set(options.task_id, None)
@@ -97,6 +103,8 @@ class AsyncTaskQueue:
             mark = fingerprint(payload, *body) if wants_hash else ""
             return Enqueue(id=own_id or new_id(), payload=payload, fingerprint=mark, **fields)
 
+        if own is NO_OPTIONS and len(self._templates) < MAX_TEMPLATES:
+            self._templates[func] = make
         return make
 
     def _fields(self, name: str, options: Options) -> dict[str, Any]:
@@ -134,6 +142,14 @@ class AsyncTaskQueue:
         """Store one call; the id of the task, or of the first one with the same idempotency key."""
         op = self.template(callee(func), options)(args, kwargs)
         return cast(Enqueued, (await self.apply_one(op))).id
+
+    def enqueue_blocking(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> str:
+        """`enqueue` from a thread without an event loop."""
+        op = self.template(callee(func), options)(args, kwargs)
+        (answer,) = self.storage.apply_blocking([(op,)])
+        if isinstance(answer, Refused):
+            raise answer
+        return cast(Enqueued, answer[0]).id
 
     async def enqueue_many(self, func: Any, rows: Iterable[Row], options: Options) -> list[str]:
         """Store a call per row, a tuple of positional or a dict of keyword arguments; their ids, in order."""
@@ -321,7 +337,7 @@ def with_schedule(options: Options, eta: datetime | timedelta | None, interval: 
     return msgspec.structs.replace(options, **given)
 
 
-def _make_row(make: Callable[[Sequence[Any], dict[str, Any]], Enqueue], row: Row) -> Enqueue:
+def _make_row(make: Template, row: Row) -> Enqueue:
     if isinstance(row, dict):
         return make((), row)
     if isinstance(row, tuple | list):

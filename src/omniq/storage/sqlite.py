@@ -155,24 +155,23 @@ class SQLiteStorage(BaseStorage):
     # -- changing ----------------------------------------------------------------------------------
 
     async def _apply(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
-        work, weight = self._work(transactions, now_us, repeat)
+        work, ids = self._work(transactions, now_us, repeat)
         if self._writer is None:
             await self.open()
-        return await self._writing().submit(work, weight)
+        return await self._writing().submit(work, ids)
 
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
-        work, weight = self._work(transactions, now_us, repeat)
-        return self._writing().submit_blocking(work, weight)
+        work, ids = self._work(transactions, now_us, repeat)
+        return self._writing().submit_blocking(work, ids)
 
-    def _work(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> tuple[Work[list[Result]], int]:
-        ids = [op.id for t in transactions for op in t if isinstance(op, Enqueue | OnTask)]
-
+    def _work(
+        self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool
+    ) -> tuple[Work[list[Result]], list[str]]:
         def work(section: Section) -> list[Result]:
-            section.ledger.prefetch(ids)
             now = self.clock() if now_us is None else now_us
             return [section.machine.run(t, now, repeat) for t in transactions]
 
-        return work, max(len(ids), 1)
+        return work, [op.id for t in transactions for op in t if isinstance(op, Enqueue | OnTask)]
 
     async def _write(self, work: Work[Any]) -> Any:
         if self._writer is None:
