@@ -37,7 +37,7 @@ from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.filesystems import network_fs
 from omniq.storage.liveness import WorkerLocks
-from omniq.storage.sqlite_ledger import COLUMNS, COUNTERS, record_of, result_of_row
+from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, record_of, result_of_row
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
 from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, Work, Writer, translate

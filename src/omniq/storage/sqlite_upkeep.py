@@ -7,7 +7,7 @@ from typing import Any, LiteralString
 
 from omniq.models import State
 from omniq.operations import Retention
-from omniq.storage.sqlite_ledger import COUNTERS
+from omniq.storage.sqlite_rows import COUNTERS
 from omniq.storage.sqlite_writer import Section
 
 Row = tuple[Any, ...]
