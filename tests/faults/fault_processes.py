@@ -133,11 +133,16 @@ class Fleet:
         """Lines of the side file that begin with `word`: task id, attempt, pid."""
         if not self.side.exists():
             return []
-        lines = (line.split() for line in self.side.read_text().splitlines())
+        lines = (line.split() for line in self._whole_lines())
         return [(task, int(attempt), int(pid)) for found, task, attempt, pid in lines if found == word]
 
     def words(self) -> list[str]:
-        return [line.split()[0] for line in self.side.read_text().splitlines()] if self.side.exists() else []
+        return [line.split()[0] for line in self._whole_lines()]
+
+    def _whole_lines(self) -> list[str]:
+        """What stands in the side file, without a line that is being written at this moment."""
+        text = self.side.read_text() if self.side.exists() else ""
+        return text[: text.rfind("\n") + 1].splitlines()
 
     def end(self) -> None:
         for process in self.all:
