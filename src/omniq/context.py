@@ -6,7 +6,7 @@ import contextvars
 import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -130,6 +130,3 @@ def log_fields(record: Record) -> dict[str, Any]:
         "attempt": record.attempts,
         "worker": record.worker,
     }
-
-
-__all__ = ["Self", "TaskCancelled", "TaskContext", "TaskTransaction", "current_task", "enter", "leave", "log_fields"]

@@ -9,6 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from omniq.errors import DriverClosed, EventsLost, Invalid
 from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
 from omniq.operations import (
@@ -251,17 +253,7 @@ class MemoryLedger:
         if gone:
             self.worker_rows.pop(info.worker, None)
         else:
-            copied = copy.copy(info)
-            self.worker_rows[info.worker] = WorkerInfo(
-                worker=copied.worker,
-                host=copied.host,
-                pid=copied.pid,
-                queues=copied.queues,
-                running=copied.running,
-                concurrency=copied.concurrency,
-                started_at_us=copied.started_at_us,
-                seen_at_us=now_us,
-            )
+            self.worker_rows[info.worker] = msgspec.structs.replace(info, seen_at_us=now_us)
 
 
 def _ready_key(queue: str) -> Callable[[Record], tuple[Any, ...] | None]:
@@ -385,7 +377,7 @@ class MemoryStorage(BaseStorage):
                 edge = now - retention.dead_us
                 dead = [t for t in ledger.tasks.values() if t.state is State.DEAD and (t.finished_at_us or 0) <= edge]
                 gone += self._purge_ended(ledger, [t.id for t in dead[:limit]])
-            for place, key in list(ledger.keys.items())[:]:
+            for place, key in list(ledger.keys.items()):
                 task = ledger.tasks.get(key.task_id)
                 if key.expires_us <= now and (task is None or task.state.final):
                     del ledger.keys[place]

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import aiosqlite
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreError, StoreUnavailable
+from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreUnavailable
 from omniq.models import Record, State, StoredResult, check_queue, check_text, now_us
 from omniq.operations import (
     Capabilities,
@@ -475,6 +475,3 @@ def _event(row: Row) -> EventRow:
 
 def _json(values: list[str]) -> str:
     return msgspec.json.encode(values).decode()
-
-
-__all__ = ["SQLiteStorage", "State", "StoreError"]

@@ -161,7 +161,7 @@ class Writer:
         try:
             connection = self._connection = self._connect()
         except BaseException as exc:
-            opened.set_exception(_translate(exc, self._path))
+            opened.set_exception(translate(exc, self._path))
             return
         opened.set_result(None)
         try:
@@ -229,7 +229,7 @@ class Writer:
                 for request in batch:
                     self._carry_out(connection, [request])
                 return
-            batch[0].error = exc if isinstance(exc, OmniQError) else _translate(exc, self._path)
+            batch[0].error = exc if isinstance(exc, OmniQError) else translate(exc, self._path)
         self._settle(batch)
 
     def _commit(self, connection: sqlite3.Connection, batch: list[_Request]) -> None:
@@ -311,7 +311,7 @@ def _inode(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _translate(exc: BaseException, path: str) -> BaseException:
+def translate(exc: BaseException, path: str) -> BaseException:
     """The store's words for what SQLite says."""
     if isinstance(exc, StoreError):
         return exc
@@ -323,6 +323,3 @@ def _translate(exc: BaseException, path: str) -> BaseException:
     if isinstance(exc, OSError):
         return StoreUnavailable(f"{path}: {exc.strerror or exc}")
     return exc
-
-
-translate = _translate
