@@ -123,7 +123,7 @@ class Blocker(msgspec.Struct, frozen=True, array_like=True):
     queue: str = ""
 
 
-class Record(msgspec.Struct, kw_only=True, gc=False):
+class Record(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """A task as drivers store it and hand it out. `seq` and what follows belong to the driver."""
 
     id: str
@@ -171,7 +171,7 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
         return status_of(self.state, self.attempts)
 
 
-class StoredResult(msgspec.Struct, kw_only=True, gc=False):
+class StoredResult(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """How a task's last run ended, as drivers keep it: `result` is encoded."""
 
     task_id: str

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import jobs
@@ -15,7 +16,7 @@ from support.waiting import eventually
 from omniq import AsyncOmniQ, DriverClosed, OmniQ, Settings, SQLiteStorage, StoreUnavailable
 from omniq.errors import StoreError, StoreTooNew
 from omniq.storage.sqlite_schema import VERSION
-from omniq.storage.sqlite_writer import Writer
+from omniq.storage.sqlite_writer import SQLiteWriter
 
 TASK_COLUMNS = {
     "id",
@@ -272,13 +273,13 @@ def test_a_removed_database_is_an_error_that_says_so(path: Path) -> None:
 
 def test_calls_of_several_threads_share_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commits: list[int] = []
-    commit = Writer._commit
+    commit = SQLiteWriter._transact
 
-    def counted(self: Writer, connection: sqlite3.Connection, batch: list[object]) -> None:
+    def counted(self: SQLiteWriter, batch: list[Any]) -> Any:
         commits.append(len(batch))
-        commit(self, connection, batch)  # type: ignore[arg-type]
+        return commit(self, batch)
 
-    monkeypatch.setattr(Writer, "_commit", counted)
+    monkeypatch.setattr(SQLiteWriter, "_transact", counted)
     with OmniQ(SQLiteStorage(tmp_path / "q.db")) as oq:
         oq.enqueue(jobs.add, 0)
         commits.clear()

@@ -1,4 +1,4 @@
-"""Is this path on a file system of another machine? File locks and memory maps cannot be trusted there."""
+"""Which machine is this, and is a path on a file system of another one, where locks and memory maps cannot be trusted?"""
 
 from __future__ import annotations
 
@@ -52,3 +52,11 @@ def network_fs(path: Path, mountinfo: str | None = None) -> str | None:
         if target.is_relative_to(mount) and len(mount.parts) >= best:
             best, kind = len(mount.parts), right.split(" ")[0]
     return kind if kind in _NETWORK else None
+
+
+def boot_id() -> str:
+    """What names the time since this machine was started: whatever was written since then is still in its memory."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -40,8 +40,8 @@ from omniq.storage.liveness import WorkerLocks
 from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, record_of, result_of_row
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
-from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, Work, Writer, translate
-from omniq.storage.url import sqlite_options, sqlite_path, sqlite_url
+from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, Work, translate
+from omniq.storage.url import local_options, sqlite_path, sqlite_url
 
 Durability = Literal["full", "process"]
 Row = tuple[Any, ...]
@@ -74,7 +74,7 @@ class SQLiteStorage(BaseStorage):
         text = os.fspath(path)
         self.path = text
         if text.startswith("sqlite:"):
-            self.path, asked = sqlite_path(text), sqlite_options(text)
+            self.path, asked = sqlite_path(text), local_options(text)
             durability = asked.get("durability", durability)
             allow_network_fs = asked.get("allow_network_fs", allow_network_fs)
         if not self.path:
@@ -87,7 +87,7 @@ class SQLiteStorage(BaseStorage):
         self._durability: Durability = durability
         self._allow_network_fs = allow_network_fs
         self._opening = threading.Lock()
-        self._writer: Writer | None = None
+        self._writer: SQLiteWriter | None = None
         self._reader: aiosqlite.Connection | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -108,7 +108,7 @@ class SQLiteStorage(BaseStorage):
         if self._writer is None or self._pid != os.getpid():
             await asyncio.to_thread(self._writing)
 
-    def _writing(self) -> Writer:
+    def _writing(self) -> SQLiteWriter:
         writer = self._writer
         if writer is not None and self._pid == os.getpid() and not self._closed:
             return writer
@@ -119,7 +119,7 @@ class SQLiteStorage(BaseStorage):
                 if self._pid != os.getpid():
                     self._reader = None
                 self._prepare_folder()
-                self._writer = Writer(self.path, self._durability, self.events_on, self.waiters)
+                self._writer = SQLiteWriter(self.path, self._durability, self.events_on, self.waiters)
                 self._pid = os.getpid()
             return self._writer
 

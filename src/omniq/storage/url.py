@@ -1,4 +1,4 @@
-"""One syntax for every store: `memory://`, `sqlite:///relative.db`, `sqlite:////absolute.db`, `file:///dir`."""
+"""One syntax for every store: `memory://`, `sqlite:///relative.db`, `sqlite:////absolute.db`, `file:///absolute/folder`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from omniq.errors import ConfigError
 
-KNOWN = "memory://, sqlite:///path.db, sqlite:////absolute/path.db"
+KNOWN = "memory://, sqlite:///path.db, sqlite:////absolute/path.db, file:///absolute/folder"
 
 # By name, not by import: drivers import the contract, and the contract finds drivers here.
-DRIVERS = {"memory": "omniq.storage.memory:MemoryStorage", "sqlite": "omniq.storage.sqlite:SQLiteStorage"}
+DRIVERS = {
+    "memory": "omniq.storage.memory:MemoryStorage",
+    "sqlite": "omniq.storage.sqlite:SQLiteStorage",
+    "file": "omniq.storage.file:FileStorage",
+}
 
 
 def open_url(url: str, options: dict[str, Any]) -> Any:
@@ -19,7 +23,12 @@ def open_url(url: str, options: dict[str, Any]) -> Any:
     scheme = url.partition(":")[0]
     if scheme not in DRIVERS:
         raise ConfigError(f"storage URL {mask(url)!r}: unknown scheme {scheme!r}; use one of {KNOWN}")
-    given = {"path": sqlite_path(url), **sqlite_options(url)} if scheme == "sqlite" else _options(url, set())
+    if scheme == "sqlite":
+        given = {"path": sqlite_path(url), **local_options(url)}
+    elif scheme == "file":
+        given = {"base_dir": file_path(url), **local_options(url)}
+    else:
+        given = _options(url, set())
     module, _, name = DRIVERS[scheme].partition(":")
     return getattr(importlib.import_module(module), name)(**{**given, **options})
 
@@ -42,7 +51,24 @@ def sqlite_url(path: str) -> str:
     return "sqlite://" if path == ":memory:" else "sqlite:///" + quote(path)
 
 
-def sqlite_options(url: str) -> dict[str, Any]:
+def file_path(url: str) -> str:
+    """`file:///x` is the absolute folder `/x`, `file:x` the folder `x` of the working folder."""
+    parts = urlsplit(url)
+    if parts.netloc:
+        wanted = parts.netloc + parts.path
+        raise ConfigError(f"storage URL {url!r} names a host; write file:///{wanted} (absolute) or file:{wanted} (relative)")
+    path = unquote(parts.path)
+    if not path.strip("/"):
+        raise ConfigError(f"storage URL {url!r} names no folder; write file:///absolute/folder or file:relative/folder")
+    return path
+
+
+def file_url(path: str) -> str:
+    """The URL of an absolute path, such that `file_path` gives the path back."""
+    return "file://" + quote(path)
+
+
+def local_options(url: str) -> dict[str, Any]:
     return _options(url, {"durability", "allow_network_fs"})
 
 

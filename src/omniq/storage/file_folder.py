@@ -1,0 +1,576 @@
+"""A store's folder as one process sees it: commits, what other processes committed, and the lines themselves.
+
+A commit holds the write lock from `enter` to `leave` and goes like this:
+
+    1. mark the folder busy                              a dead process leaves the mark behind
+    2. append the new lines to their files               not yet true: the committed size ends before them
+    3. append the record to the journal, and sync it     now it has happened
+    4. blank what is no longer true, remove empty files
+    5. mark the folder idle
+
+A failure up to 3 cuts the files back and nothing has happened. A death after 3 is made good by whoever comes next: the record
+says what was left to do. So nothing but the journal has to be synced; the other files are when a new journal is begun.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from omniq.errors import StoreUnavailable
+from omniq.models import Record
+from omniq.operations import EventRow
+from omniq.storage.file_index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
+from omniq.storage.file_journal import Commit, Found, journal_path, record_of, records
+from omniq.storage.file_ledger import Changes, NewLine, Rows
+from omniq.storage.file_lines import (
+    EVENTS,
+    KEYS,
+    TABLES,
+    TaskLine,
+    decode_glimpse,
+    decode_key,
+    is_sealed,
+    read_event_line,
+    read_task_line,
+)
+from omniq.storage.files import WRITE_LOCK, Files
+
+T = TypeVar("T")
+
+log = logging.getLogger("omniq.storage")
+
+FORMAT = 1
+SEGMENT_BYTES = 4 << 20  # a segment is closed when it has grown over this
+TIDY_BYTES = 16 << 10  # a segment with nothing left in it goes when it is larger than this
+JOURNAL_BYTES = 16 << 20  # a new journal begins after this; the files are synced then
+MARK_BYTES = 64 << 10  # how far apart the known places in a segment of events are
+META = "state.json"
+
+
+class Control(msgspec.Struct, frozen=True):
+    """What the lock file says: the last commit that was carried out, whether one is under way, and since which boot."""
+
+    commit: int
+    busy: bool
+    boot: str
+
+
+class Meta(msgspec.Struct, kw_only=True):
+    """Everything that is in no line, as it was when a journal was begun."""
+
+    format: int = FORMAT
+    store_id: str = ""
+    commit: int = 0
+    journal: int = 1
+    segments: dict[str, int] = {}
+    rows: Rows = msgspec.field(default_factory=Rows)
+
+
+class Folder:
+    """All of this is used by one thread at a time, and between `enter` and `leave` by one process."""
+
+    def __init__(self, files: Files, where: str, durable: bool, boot: str, load: Callable[[Folder], None]) -> None:
+        self.files = files
+        self.where = where
+        self.durable = durable
+        self.boot = boot
+        self._load = load
+        self.store_id = ""
+        self.held: dict[str, tuple[Entry, Record]] = {}
+        self.wants_compacting = False
+        self.checkpoint_due: Meta | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Know nothing."""
+        self.index = Index()
+        self.segments: dict[str, Segment] = {}
+        self.stale = True  # until everything has been read
+        self.commit = 0
+        self.journal = 1
+        self.journal_end = 0
+        self._current: dict[str, Segment] = {}
+        self._marks: dict[Segment, list[tuple[int, int]]] = defaultdict(list)
+        self.held.clear()
+
+    # -- taking turns ------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Wait for this process's turn, then learn what the others did."""
+        self.files.lock()
+        try:
+            control = self.control()
+            if self.stale or control is None or control.commit < self.commit:
+                self._load(self)
+            elif control.busy:
+                self._take_over(control)
+            elif control.commit > self.commit:
+                self._catch_up(control.commit)
+        except BaseException:
+            self.files.unlock()
+            raise
+
+    def leave(self) -> None:
+        self.files.unlock()
+
+    def control(self) -> Control | None:
+        try:
+            commit, state, boot = self.files.read(WRITE_LOCK, 0, 200).decode().split()
+            return Control(int(commit), state != "idle", "" if boot == "-" else boot)
+        except (ValueError, FileNotFoundError):
+            return None
+
+    def set_control(self, busy: bool) -> None:
+        text = f"{self.commit:020d} {'busy' if busy else 'idle'} {self.boot or '-'}\n"
+        self.files.write(WRITE_LOCK, 0, text.encode())
+
+    def _catch_up(self, upto: int) -> None:
+        """Learn the commits of other processes from the journal."""
+        while self.commit < upto:
+            for _ in self._new_records():
+                pass
+            if self.commit < upto:
+                if self.files.size(journal_path(self.journal + 1)) is None:  # too far behind, or it cannot be read
+                    self._load(self)
+                    return
+                self.journal, self.journal_end = self.journal + 1, 0
+
+    def _new_records(self) -> Iterator[Found]:
+        """The records behind those that are known; each is known when the next is asked for."""
+        start = self.journal_end
+        try:
+            data = self.files.read(journal_path(self.journal), start)
+        except FileNotFoundError:
+            return
+        for found in records(data):
+            if found.head.commit != self.commit + 1:
+                return
+            yield found
+            self.replay(found.head, found.body)
+            self.journal_end = start + found.end
+
+    def _take_over(self, control: Control) -> None:
+        """A process died in the middle of a commit: finish it if its record is whole, else drop it."""
+        self._catch_up(control.commit)
+        if self.files.size(journal_path(self.journal + 1)) is not None:
+            self.journal, self.journal_end = self.journal + 1, 0
+        finished = 0
+        for found in self._new_records():
+            self.redo(found)
+            finished += 1
+        if (self.files.size(journal_path(self.journal)) or 0) > self.journal_end:
+            self.files.truncate(journal_path(self.journal), self.journal_end)
+        self.cut_back({path: segment.size for path, segment in self.segments.items()})
+        self.set_control(busy=False)
+        log.warning("%s: a process died while it wrote; its commit was %s", self.where, "finished" if finished else "dropped")
+
+    def cut_back(self, sizes: dict[str, int]) -> None:
+        """Remove what lies behind the committed end of each file, and files that no commit knows."""
+        for table in TABLES:
+            for name, kind in self.files.names(table):
+                path = f"{table}/{name}"
+                size = self.files.size(path) if kind == "file" and is_segment(name) else None
+                if size is None:
+                    continue
+                if path not in sizes:
+                    self.files.remove(path)
+                elif size > sizes[path]:
+                    self.files.truncate(path, sizes[path])
+
+    def redo(self, found: Found) -> None:
+        """Write again what a record says."""
+        at = 0
+        for path, offset, length in found.head.puts:
+            self.files.write(path, offset, found.body[at : at + length])
+            at += length
+        self.carry_out(found.head)
+
+    def carry_out(self, head: Commit) -> None:
+        for path, offset, length in head.blanks:
+            self.files.write(path, offset, b" " * (length - 1) + b"\n")
+        for path in head.drops:
+            self.files.remove(path)
+
+    # -- committing --------------------------------------------------------------------------------
+
+    def write(self, changes: Changes) -> None:
+        """One commit. Raises when it did not happen; then the folder is as before."""
+        head = Commit(
+            commit=self.commit + 1,
+            gone=changes.gone,
+            unkept=changes.unkept,
+            keys_gone=changes.keys_gone,
+            rows=changes.rows,
+        )
+        puts: list[tuple[Segment, int, bytes, list[NewLine]]] = []
+        for table, lines in _by_table(changes.lines).items():
+            segment = self._segment_for(table, changes)
+            data = b"".join([line.data for line in lines])
+            puts.append((segment, segment.size, data, lines))
+            head.puts.append((segment.path, segment.size, len(data)))
+        self._plan_blanks(changes, head, {segment.path for segment, *_ in puts})
+        self._append(head, puts)
+        try:
+            for segment, offset, data, lines in puts:
+                self.adopt(segment)
+                segment.size, segment.live = offset + len(data), segment.live + len(data)
+                for line in lines:
+                    if line.placed is not None:
+                        line.placed(Place(segment, offset, len(line.data)))
+                    elif line.table == EVENTS:
+                        self.mark(segment, line.data, offset)
+                    offset += len(line.data)
+            self._forget(head)
+            self.commit += 1
+            try:
+                self.carry_out(head)
+                self.set_control(busy=False)
+            except OSError as exc:  # it has happened; the busy mark makes the next one finish it
+                log.warning("%s: commit %d is safe but not finished: %s", self.where, self.commit, exc)
+        except BaseException:
+            self.stale = True  # an interrupt in the middle of this: learn everything anew
+            raise
+        if self.journal_end >= JOURNAL_BYTES:
+            self._begin_journal()
+
+    def _append(self, head: Commit, puts: list[tuple[Segment, int, bytes, list[NewLine]]]) -> None:
+        record = record_of(head, [data for _, _, data, _ in puts])
+        path = journal_path(self.journal)
+        try:
+            self.set_control(busy=True)
+            for segment, offset, data, _ in puts:
+                self.files.write(segment.path, offset, data)
+            self.files.write(path, self.journal_end, record)
+            if self.durable:
+                self.files.sync(path)
+                if self.journal_end == 0:
+                    self.files.sync_folder("journal")
+        except BaseException:
+            self._retract([segment for segment, *_ in puts])
+            raise
+        self.journal_end += len(record)
+
+    def _retract(self, segments: Iterable[Segment]) -> None:
+        try:
+            if self.files.size(journal_path(self.journal)) is not None:
+                self.files.truncate(journal_path(self.journal), self.journal_end)
+            for segment in segments:
+                if segment.path not in self.segments:
+                    self.files.remove(segment.path)
+                elif (self.files.size(segment.path) or 0) > segment.size:
+                    self.files.truncate(segment.path, segment.size)
+            self.set_control(busy=False)
+        except OSError as exc:  # the busy mark stays: the next one to enter cuts back
+            log.warning("%s: could not take back a commit that failed: %s", self.where, exc)
+
+    def _segment_for(self, table: str, changes: Changes) -> Segment:
+        segment = self._current.get(table)
+        if segment is not None and segment.size < SEGMENT_BYTES:
+            return segment
+        self.wants_compacting = True
+        if table == EVENTS:
+            return self._new_segment(table, changes.first_event)
+        self.index.counters.segment += 1
+        changes.rows.counters = msgspec.structs.replace(self.index.counters)
+        return self._new_segment(table, self.index.counters.segment)
+
+    @staticmethod
+    def _new_segment(table: str, number: int, generation: int = 0) -> Segment:
+        name = f"{number:012d}-{generation}" if generation else f"{number:012d}"
+        return Segment(f"{table}/{name}.jsonl", table, number)
+
+    def _plan_blanks(self, changes: Changes, head: Commit, written: set[str]) -> None:
+        freed: dict[Segment, int] = defaultdict(int)
+        for place in changes.blanks:
+            freed[place.segment] += place.length
+        empty = {
+            segment
+            for segment, length in freed.items()
+            if segment.live == length and segment.path not in written and self._may_go(segment)
+        }
+        head.drops += [segment.path for segment in empty] + changes.drops
+        head.blanks += [
+            (segment.path, offset, length)
+            for segment, offset, length in merged([place for place in changes.blanks if place.segment not in empty])
+        ]
+
+    def _may_go(self, segment: Segment) -> bool:
+        return segment.size >= TIDY_BYTES or self._current.get(segment.table) is not segment
+
+    def adopt(self, segment: Segment) -> None:
+        """Take a segment into the books; lines go to the newest of each table."""
+        if segment.path not in self.segments:
+            self.segments[segment.path] = segment
+            newest = self._current.get(segment.table)
+            if newest is None or segment.number >= newest.number:
+                self._current[segment.table] = segment
+
+    def _forget(self, head: Commit) -> None:
+        for path, _, length in head.blanks:
+            self.segments[path].live -= length
+        for path in head.drops:
+            segment = self.segments.pop(path, None)
+            if segment is not None:
+                self._marks.pop(segment, None)
+                if self._current.get(segment.table) is segment:
+                    del self._current[segment.table]
+
+    # -- what a record says ------------------------------------------------------------------------
+
+    def replay(self, head: Commit, body: bytes) -> None:
+        """Bring the index up to a commit that was not made through its own ledger."""
+        index = self.index
+        for id in head.gone:
+            index.remove(id)
+        for id in head.unkept:
+            if id in index.entries:
+                index.entries[id].kept = None
+        for place in head.keys_gone:
+            index.keys.pop(place, None)
+        at = 0
+        for path, offset, length in head.puts:
+            segment = self.segments.get(path) or segment_of(path)
+            self.adopt(segment)
+            data = body[at : at + length]
+            segment.size, segment.live = offset + length, segment.live + length
+            if segment.table == EVENTS:
+                self.mark(segment, data, offset)
+            else:
+                for line in data.splitlines(keepends=True):
+                    self.note(line, Place(segment, offset, len(line)))
+                    offset += len(line)
+            at += length
+        self._forget(head)
+        for path in head.drops:
+            self.files.forget(path)
+        head.rows.apply(index)
+        self.commit = head.commit
+
+    def note(self, line: bytes, place: Place) -> None:
+        """A line says that a task, a result or a key is there."""
+        if place.segment.table == KEYS:
+            key = decode_key(line)
+            self.index.put_key(Key(key, place))
+            return
+        glimpse = decode_glimpse(line)
+        kept = None
+        if glimpse.result is not None:
+            kept = Kept(place, glimpse.expires_us, glimpse.result.finished_at_us)
+        if glimpse.task is not None:
+            old = self.index.entries.get(glimpse.task.id)
+            if kept is None and old is not None and old.seq == glimpse.task.seq:
+                kept = old.kept
+            self.index.put(entry_of(glimpse, place, kept))
+        elif glimpse.result is not None and kept is not None:
+            entry = self.index.entries.get(glimpse.result.task_id)
+            if entry is not None:
+                self.index.keep(entry, kept)
+
+    # -- reading lines -----------------------------------------------------------------------------
+
+    def line(self, place: Place) -> TaskLine:
+        """A task's or a result's line, checked."""
+        data = self.files.read(place.segment.path, place.offset, place.length)
+        if not is_sealed(data[:-1]):
+            self.stale = True
+            raise StoreUnavailable(
+                f"{self.where}/{place.segment.path} was damaged at byte {place.offset}; "
+                "try again: what is damaged is put aside into corrupt/ then, and the rest goes on"
+            )
+        return read_task_line(data)
+
+    def events(self, after: int, limit: int, upto: int | None) -> list[EventRow]:
+        """Events after a number, oldest first."""
+        found: list[EventRow] = []
+        segments = self.event_segments()
+        first = max(bisect.bisect_right(segments, after + 1, key=lambda s: s.number) - 1, 0)
+        for segment in segments[first:]:
+            marks = self._marks[segment]
+            at = bisect.bisect_right(marks, (after + 1, 1 << 62)) - 1
+            offset = marks[at][1] if at >= 0 else 0
+            for line in self.files.read(segment.path, offset, segment.size - offset).split(b"\n"):
+                if not line.strip() or not is_sealed(line):
+                    continue
+                event = read_event_line(line)
+                if event.seq <= after:
+                    continue
+                if len(found) == limit or (upto is not None and event.seq > upto):
+                    return found
+                found.append(event)
+        return found
+
+    def event_segments(self) -> list[Segment]:
+        return sorted((s for s in self.segments.values() if s.table == EVENTS), key=lambda s: s.number)
+
+    def damaged_lines(self) -> list[str]:
+        """Which files have lines that do not fit their checksum."""
+        found: list[str] = []
+        for segment in self.segments.values():
+            lines = self.files.read(segment.path, 0, segment.size).split(b"\n")
+            bad = sum(1 for line in lines if line.strip() and not is_sealed(line))
+            if bad:
+                found.append(f"{segment.path} has {bad} damaged lines")
+        return found
+
+    def events_of(self, id: str) -> list[EventRow]:
+        """Every event of a task, found by reading the log."""
+        needle = b'"task_id":%b' % msgspec.json.encode(id)
+        found: list[EventRow] = []
+        for segment in self.event_segments():
+            data = self.files.read(segment.path, 0, segment.size)
+            at = data.find(needle)
+            while at >= 0:
+                start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
+                line = data[start:end]
+                if is_sealed(line):
+                    event = read_event_line(line)
+                    if event.task_id == id and event.seq >= self.index.counters.first_event:
+                        found.append(event)
+                at = data.find(needle, end)
+        return found
+
+    def mark(self, segment: Segment, data: bytes, offset: int) -> int:
+        """Remember the place of some events, now and then; the number of the first of them."""
+        seq, marks = first_seq(data), self._marks[segment]
+        if not marks or offset - marks[-1][1] >= MARK_BYTES:
+            marks.append((seq, offset))
+        return seq
+
+    # -- journals and upkeep -----------------------------------------------------------------------
+
+    def _begin_journal(self) -> None:
+        self.journal, self.journal_end = self.journal + 1, 0
+        self.checkpoint_due = Meta(
+            store_id=self.store_id,
+            commit=self.commit,
+            journal=self.journal,
+            segments={path: segment.size for path, segment in self.segments.items()},
+            rows=Rows.of(self.index),
+        )
+
+    def checkpoint(self) -> None:
+        """Sync everything that the old journals told, so that they may go. Without the lock: others go on meanwhile."""
+        meta, self.checkpoint_due = self.checkpoint_due, None
+        if meta is None:
+            return
+        started = time.monotonic()
+        for path in meta.segments if self.durable else ():
+            try:
+                self.files.sync(path)
+            except FileNotFoundError:  # emptied and removed in the meantime
+                continue
+        if self.durable:
+            for folder in (*TABLES, "queue", ""):
+                self.files.sync_folder(folder)
+        self.files.lock()
+        try:
+            on_disk = self.read_meta()
+            if on_disk is None or on_disk.commit < meta.commit:
+                self.write_meta(meta)
+                for name, _ in self.files.names("journal"):
+                    number = name.partition(".")[0]
+                    if number.isdigit() and int(number) < meta.journal - 1:  # one more stays, for those who lag behind
+                        self.files.remove(f"journal/{name}")
+        finally:
+            self.files.unlock()
+        log.debug("%s: checkpoint at commit %d took %.3f s", self.where, meta.commit, time.monotonic() - started)
+
+    def read_meta(self) -> Meta | None:
+        try:
+            return unsealed_file(self.files.read(META), Meta)
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def write_meta(self, meta: Meta) -> None:
+        self.replace_file(META, meta)
+
+    def replace_file(self, path: str, value: object) -> None:
+        """A small file as a whole, by rename: the old one or the new one, never half of it."""
+        self.files.remove(f"{path}.tmp")
+        self.files.write(f"{path}.tmp", 0, sealed_file(value))
+        if self.durable:
+            self.files.sync(f"{path}.tmp")
+        self.files.rename(f"{path}.tmp", path)
+        if self.durable:
+            self.files.sync_folder("")
+
+    def compact(self) -> None:
+        """Move what is left out of a closed segment that is mostly blank, one at a time."""
+        for segment in self.segments.values():
+            if segment.table != EVENTS and self._current.get(segment.table) is not segment and segment.live < segment.size // 4:
+                self.rewrite(segment)
+                return
+        self.wants_compacting = False
+
+    def rewrite(self, segment: Segment) -> None:
+        """The good lines of a segment move to a new one, and the old one goes."""
+        data = self.files.read(segment.path, 0, segment.size)
+        lines = [line + b"\n" for line in data.split(b"\n") if line.strip() and is_sealed(line)]
+        self.index.counters.segment += 1
+        counters = msgspec.structs.replace(self.index.counters)
+        head = Commit(commit=self.commit + 1, drops=[segment.path], rows=Rows(counters=counters))
+        puts: list[tuple[Segment, int, bytes, list[NewLine]]] = []
+        if lines:
+            fresh = self._new_segment(segment.table, segment.number, counters.segment)
+            body = b"".join(lines)
+            head.puts = [(fresh.path, 0, len(body))]
+            puts = [(fresh, 0, body, [])]
+        self._append(head, puts)
+        was_current = self._current.get(segment.table) is segment
+        self.replay(head, b"".join(data for _, _, data, _ in puts))
+        if was_current and puts:
+            self._current[segment.table] = self.segments[puts[0][0].path]
+        self.carry_out(head)
+        self.set_control(busy=False)
+
+
+def is_segment(name: str) -> bool:
+    stem, dot, ending = name.partition(".")
+    number, dash, generation = stem.partition("-")
+    return (
+        ending == "jsonl"
+        and len(number) == 12
+        and number.isascii()
+        and number.isdigit()
+        and bool(dot)
+        and (not dash or (generation.isascii() and generation.isdigit()))
+    )
+
+
+def segment_of(path: str) -> Segment:
+    table, _, name = path.rpartition("/")
+    return Segment(path, table, int(name[:12]))
+
+
+def first_seq(data: bytes) -> int:
+    """The number of the event with which these lines begin."""
+    return int(data[len(b'{"seq":') : data.index(b",")])
+
+
+def sealed_file(value: object) -> bytes:
+    """A small file: readable JSON, then a line with its checksum."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+    return b"%b# crc32 %08x\n" % (text, zlib.crc32(text))
+
+
+def unsealed_file(data: bytes, kind: type[T]) -> T:
+    """Raises `ValueError` for anything but a whole file of ours."""
+    text, hash_mark, end = data.rpartition(b"# crc32 ")
+    if not hash_mark or end != b"%08x\n" % zlib.crc32(text):
+        raise ValueError("its checksum is wrong")
+    return msgspec.json.decode(text, type=kind)
+
+
+def _by_table(lines: list[NewLine]) -> dict[str, list[NewLine]]:
+    found: dict[str, list[NewLine]] = defaultdict(list)
+    for line in lines:
+        found[line.table].append(line)
+    return found

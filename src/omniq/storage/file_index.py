@@ -1,0 +1,344 @@
+"""What a process knows of a file store without reading it: where each task stands, and in which order tasks are due.
+
+The index is made from the folder's lines and can always be made again. Entries are never changed, only replaced, so that
+whatever still refers to an old one (a place in a line-up) sees at once that it no longer holds, and a commit that failed is
+undone by putting the old ones back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from omniq.models import State
+from omniq.operations import WorkerInfo
+from omniq.storage.file_lines import KeyLine, LineGlimpse
+from omniq.storage.ledger import Lane, QueueRow
+
+
+class Segment(msgspec.Struct, gc=False, eq=False):
+    """A file of lines. `size` is what is committed, `live` the bytes in it that still hold."""
+
+    path: str
+    table: str
+    number: int
+    size: int = 0
+    live: int = 0
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """Where a line is, its newline included."""
+
+    segment: Segment
+    offset: int
+    length: int
+
+
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """A result: where it is and how long it is kept."""
+
+    place: Place
+    expires_us: int | None
+    finished_at_us: int
+
+
+class Entry(msgspec.Struct, gc=False, eq=False):
+    """A task. The first three fields are its place in the order of grants: those given back first, then by time and age."""
+
+    fresh: bool
+    due_us: int
+    seq: int
+    id: str
+    queue: str
+    group: str | None
+    state: State
+    token: str | None
+    worker: str | None
+    lease_until_us: int | None
+    finished_at_us: int | None
+    updated_at_us: int
+    waits_for: tuple[str, ...]
+    place: Place | None = None  # None until the commit that makes it chooses one
+    kept: Kept | None = None
+
+
+class Lineup:
+    """Entries in their order. Most arrive in order, so most wait in a plain queue; the others in a heap beside it."""
+
+    def __init__(self, entries: dict[str, Entry]) -> None:
+        self._entries = entries
+        self._line: deque[Entry] = deque()
+        self._heap: list[tuple[bool, int, int, int, Entry]] = []
+        self._pushed = 0
+
+    def push(self, entry: Entry) -> None:
+        line = self._line
+        if line:
+            last = line[-1]
+            if (entry.fresh, entry.due_us, entry.seq) < (last.fresh, last.due_us, last.seq):
+                self._pushed += 1  # two entries of one task may have the same place
+                heapq.heappush(self._heap, (entry.fresh, entry.due_us, entry.seq, self._pushed, entry))
+                return
+        line.append(entry)
+
+    def first(self) -> Entry | None:
+        """The first entry that still holds; those before it are forgotten."""
+        line, heap, entries = self._line, self._heap, self._entries
+        while line and entries.get(line[0].id) is not line[0]:
+            line.popleft()
+        while heap and entries.get(heap[0][4].id) is not heap[0][4]:
+            heapq.heappop(heap)
+        if not heap:
+            return line[0] if line else None
+        if line and (line[0].fresh, line[0].due_us, line[0].seq) < heap[0][:3]:
+            return line[0]
+        return heap[0][4]
+
+    def pop(self) -> Entry | None:
+        entry = self.first()
+        if entry is not None:
+            if self._line and self._line[0] is entry:
+                self._line.popleft()
+            else:
+                heapq.heappop(self._heap)
+        return entry
+
+    def until(self, moment_us: int, limit: int) -> list[Entry]:
+        """Up to about `limit` entries that are due by then, in no order. Looks at no others."""
+        found: list[Entry] = []
+        for entry in self._line:
+            if entry.due_us > moment_us or len(found) >= limit:
+                break
+            if self._entries.get(entry.id) is entry:
+                found.append(entry)
+        look = [0]
+        while look and len(found) < limit:
+            at = look.pop()
+            if at < len(self._heap) and self._heap[at][1] <= moment_us:
+                entry = self._heap[at][4]
+                if self._entries.get(entry.id) is entry:
+                    found.append(entry)
+                look += (2 * at + 1, 2 * at + 2)
+        return found
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """Numbers that only grow."""
+
+    seq: int = 0
+    turn: int = 0
+    ids: int = 0
+    event: int = 0  # the last event's number
+    first_event: int = 1  # the first that is still kept
+    segment: int = 0  # the last number of a file; never used again
+
+
+class Key(msgspec.Struct, frozen=True, gc=False):
+    """An idempotency key's line and where it is."""
+
+    line: KeyLine
+    place: Place | None = None
+
+
+class Index:
+    """The tables of a store, by name, and the orders made from them."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}  # in the order of `seq`
+        self.queues: dict[str, QueueRow] = {}
+        self.lanes: dict[str, dict[str, Lane]] = {}
+        self.keys: dict[tuple[str, str], Key] = {}
+        self.deferrals: dict[str, bool] = {}
+        self.workers: dict[str, WorkerInfo] = {}
+        self.counters = Counters()
+        self.running: dict[str, Entry] = {}
+        self.blocks: dict[str, dict[str, None]] = {}  # blocker → those who wait for it
+        self._counts: dict[str, list[int]] = {}
+        self._ready: dict[tuple[str, str | None], Lineup] = {}
+        self._scheduled: dict[str, Lineup] = {}
+        self._open: dict[str, list[tuple[int, str]]] = {}
+        self._expiring: list[tuple[int, str]] = []
+        self._expiring_keys: list[tuple[int, tuple[str, str]]] = []
+        self.dead: dict[str, Entry] = {}
+
+    # -- tasks -------------------------------------------------------------------------------------
+
+    def put(self, entry: Entry) -> None:
+        """A task is there, or is there anew."""
+        old = self.entries.get(entry.id)
+        if old is not None:
+            self._leave(old)
+        self.entries[entry.id] = entry
+        self._join(entry)
+
+    def remove(self, id: str) -> None:
+        old = self.entries.pop(id, None)
+        if old is not None:
+            self._leave(old)
+
+    def _join(self, entry: Entry) -> None:
+        counts = self._counts.get(entry.queue)
+        if counts is None:
+            counts = self._counts[entry.queue] = [0] * (max(State) + 1)
+        counts[entry.state] += 1
+        if entry.state is State.READY:
+            place = (entry.queue, entry.group)
+            lineup = self._ready.get(place)
+            if lineup is None:
+                lineup = self._ready[place] = Lineup(self.entries)
+            lineup.push(entry)
+        elif entry.state is State.SCHEDULED:
+            if entry.queue not in self._scheduled:
+                self._scheduled[entry.queue] = Lineup(self.entries)
+            self._scheduled[entry.queue].push(entry)
+        elif entry.state is State.RUNNING:
+            self.running[entry.id] = entry
+        elif entry.state is State.DEAD:
+            self.dead[entry.id] = entry
+        for blocker in entry.waits_for:
+            self.blocks.setdefault(blocker, {})[entry.id] = None
+        if entry.kept is not None and entry.kept.expires_us is not None:
+            heapq.heappush(self._expiring, (entry.kept.expires_us, entry.id))
+
+    def _leave(self, entry: Entry) -> None:
+        self._counts[entry.queue][entry.state] -= 1
+        if entry.state is State.RUNNING:
+            del self.running[entry.id]
+        elif entry.state is State.DEAD:
+            del self.dead[entry.id]
+        for blocker in entry.waits_for:
+            waiting = self.blocks.get(blocker)
+            if waiting is not None:
+                waiting.pop(entry.id, None)
+                if not waiting:
+                    del self.blocks[blocker]
+
+    def keep(self, entry: Entry, kept: Kept | None) -> None:
+        """A task's result is there (or no longer)."""
+        entry.kept = kept
+        if kept is not None and kept.expires_us is not None:
+            heapq.heappush(self._expiring, (kept.expires_us, entry.id))
+
+    def sort(self) -> None:
+        """Put the entries back into the order of `seq`, in place: the line-ups hold on to this very dictionary."""
+        ordered = sorted(self.entries.values(), key=lambda entry: entry.seq)
+        self.entries.clear()
+        self.entries.update((entry.id, entry) for entry in ordered)
+
+    def count(self, queue: str, state: State) -> int:
+        return self._counts[queue][state] if queue in self._counts else 0
+
+    def ready(self, queue: str, group: str | None) -> Lineup | None:
+        return self._ready.get((queue, group))
+
+    def scheduled(self, queue: str) -> Lineup | None:
+        return self._scheduled.get(queue)
+
+    def heads(self, queue: str) -> Iterator[Entry]:
+        """The first ready task of each lane of a queue."""
+        lineups = [self._ready.get((queue, None)), *(self._ready.get((queue, g)) for g in self.lanes.get(queue, ()))]
+        for lineup in lineups:
+            head = lineup.first() if lineup is not None else None
+            if head is not None:
+                yield head
+
+    def expired_results(self, now_us: int, limit: int) -> list[Entry]:
+        found: dict[str, Entry] = {}
+        while self._expiring and self._expiring[0][0] <= now_us and len(found) < limit:
+            expires, id = heapq.heappop(self._expiring)
+            entry = self.entries.get(id)
+            if entry is not None and entry.kept is not None and entry.kept.expires_us == expires:
+                found[id] = entry
+        return list(found.values())
+
+    # -- keys --------------------------------------------------------------------------------------
+
+    def put_key(self, key: Key) -> None:
+        place = (key.line.queue, key.line.key)
+        self.keys[place] = key
+        heapq.heappush(self._expiring_keys, (key.line.expires_us, place))
+
+    def expired_keys(self, now_us: int, limit: int) -> list[tuple[str, str]]:
+        """Keys whose time is over and whose task has ended; of the others it is asked again later."""
+        found: dict[tuple[str, str], None] = {}
+        alive: list[tuple[int, tuple[str, str]]] = []
+        while self._expiring_keys and self._expiring_keys[0][0] <= now_us and len(found) < limit:
+            moment, place = heapq.heappop(self._expiring_keys)
+            key = self.keys.get(place)
+            if key is None or key.line.expires_us > moment:
+                continue
+            entry = self.entries.get(key.line.task_id)
+            if entry is None or entry.state.final:
+                found[place] = None
+            else:
+                alive.append((moment, place))
+        for item in alive:
+            heapq.heappush(self._expiring_keys, item)
+        return list(found)
+
+    # -- lanes -------------------------------------------------------------------------------------
+
+    def lane(self, queue: str, group: str) -> Lane | None:
+        return self.lanes.get(queue, {}).get(group)
+
+    def put_lane(self, lane: Lane) -> None:
+        self.lanes.setdefault(lane.queue, {})[lane.group] = lane
+        if lane.open:
+            heapq.heappush(self._open.setdefault(lane.queue, []), (lane.turn, lane.group))
+
+    def remove_lane(self, queue: str, group: str) -> None:
+        self.lanes.get(queue, {}).pop(group, None)
+        self._ready.pop((queue, group), None)
+
+    def open_lane(self, queue: str) -> Lane | None:
+        """The lane whose turn it is."""
+        heap = self._open.get(queue, [])
+        while heap:
+            turn, group = heap[0]
+            lane = self.lane(queue, group)
+            if lane is not None and lane.open and lane.turn == turn:
+                return lane
+            heapq.heappop(heap)
+        return None
+
+
+def entry_of(glimpse: LineGlimpse, place: Place, kept: Kept | None) -> Entry:
+    task = glimpse.task
+    assert task is not None
+    return Entry(
+        not task.returned,
+        task.due_us,
+        task.seq,
+        task.id,
+        task.queue,
+        task.group,
+        task.state,
+        task.token,
+        task.worker,
+        task.lease_until_us,
+        task.finished_at_us,
+        task.updated_at_us,
+        glimpse.waits_for,
+        place,
+        kept,
+    )
+
+
+def replaced(entry: Entry, **changes: Any) -> Entry:
+    return msgspec.structs.replace(entry, **changes)
+
+
+def merged(places: Sequence[Place]) -> list[tuple[Segment, int, int]]:
+    """Neighbouring places as one stretch."""
+    stretches: list[tuple[Segment, int, int]] = []
+    for place in sorted(places, key=lambda p: (p.segment.path, p.offset)):
+        if stretches and stretches[-1][0] is place.segment and sum(stretches[-1][1:]) == place.offset:
+            segment, offset, length = stretches[-1]
+            stretches[-1] = (segment, offset, length + place.length)
+        else:
+            stretches.append((place.segment, place.offset, place.length))
+    return stretches

@@ -1,0 +1,387 @@
+"""Opening a file store: making it, learning all that is in it, mending what a crash or a hand left behind."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from omniq.errors import StoreTooNew, StoreUnavailable
+from omniq.models import State, new_id
+from omniq.storage.file_folder import FORMAT, META, Folder, Meta, is_segment, segment_of, unsealed_file
+from omniq.storage.file_index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
+from omniq.storage.file_journal import FOLDER as JOURNAL
+from omniq.storage.file_journal import Commit, Found, journal_path, next_start, read_record
+from omniq.storage.file_lines import (
+    EVENTS,
+    KEYS,
+    TABLES,
+    TASK_TABLES,
+    decode_glimpse,
+    decode_key,
+    is_sealed,
+)
+from omniq.storage.ledger import Lane, QueueRow
+
+log = logging.getLogger("omniq.storage")
+
+FORMAT_FILE = "format.json"
+CORRUPT = "corrupt"
+FOLDERS = ("queue", *TABLES, JOURNAL, CORRUPT, "locks", "locks/workers")
+
+README = """\
+This folder is a job queue of omniq (Python). Every line is one JSON object and ends with a checksum.
+
+queue/pending   tasks that wait: ready, scheduled, blocked, or to be retried
+queue/running   tasks that a worker holds, with the worker and the end of its lease
+queue/failed    dead letters: tasks that failed for good
+queue/keys      idempotency keys
+results         results of tasks that ended; a task that needs nothing more stands there with its result
+events          what happened, in order
+journal         each commit, before it is so; what a crash interrupted is finished from it
+corrupt         what could not be read, put aside, with a report beside it
+locks           who writes, who lives
+format.json     the version of this format and the id of this store
+state.json      pauses, groups and counters as they were when the current journal was begun
+
+What is no longer true is overwritten with blanks, so look at it like this:
+
+    grep -h '{' queue/pending/* | head
+
+Look at anything, also while workers run. Change nothing by hand: a line that does not fit its checksum is put aside into
+corrupt/. Copy the folder only while nobody uses it. Durations and times are in microseconds (UTC).
+"""
+
+
+class Format(msgspec.Struct):
+    format: int
+    store_id: str
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What is written beside something that was put aside."""
+
+    file: str
+    found_at: str
+    why: str
+    kept_lines: int = 0
+    lost: list[str] = []
+
+
+def prepare(folder: Folder) -> None:
+    """Make the store if there is none; refuse what is not one, or one that is newer."""
+    _refuse_foreign(folder)
+    for name in FOLDERS:
+        folder.files.make_folder(name)
+    if folder.files.size("README") is None:
+        folder.files.write("README", 0, README.encode())
+
+
+def _refuse_foreign(folder: Folder) -> None:
+    files = folder.files
+    there = dict(files.names(""))
+    if FORMAT_FILE in there or META in there:
+        return
+    ours = {"queue": {name.rpartition("/")[2] for name in TABLES if "/" in name}, "results": None, "events": None}
+    for name, allowed in ours.items():
+        if name not in there:
+            continue
+        inside = files.names(name) if there[name] == "folder" else [("", "other")]
+        if not all(n in allowed if allowed is not None else is_segment(n) for n, _ in inside):
+            raise StoreUnavailable(
+                f"{folder.where} is not a store of omniq but has a {name!r} of its own; choose another or an empty folder"
+            )
+
+
+def load(folder: Folder) -> None:
+    """Learn everything from the folder itself, under the lock. What cannot be read goes to `corrupt/`."""
+    folder.clear()
+    _tidy(folder)
+    meta = _read_meta(folder)
+    _read_format(folder, meta)
+    control = folder.control()
+    rebooted = control is None or not control.boot or control.boot != folder.boot
+    interrupted = rebooted or (control is not None and control.busy)
+    found = _read_journals(folder, meta.journal, interrupted)
+    done = 0 if rebooted or control is None else control.commit
+    dropped = {path for record in found for path in record.head.drops}
+    if interrupted:
+        for record in found:
+            if record.head.commit > done:
+                _redo(folder, record, dropped)
+        _cut_back(folder, meta, found, done)
+    _read_segments(folder)
+    for rows in (meta.rows, *(record.head.rows for record in found)):
+        rows.apply(folder.index)
+    folder.commit = max(meta.commit, found[-1].head.commit if found else 0, control.commit if control is not None else 0)
+    _reconcile(folder.index, list(folder.segments.values()))
+    folder.set_control(busy=False)
+    folder.stale = False
+    _mend(folder)
+
+
+# -- format, state and journals ------------------------------------------------------------------------
+
+
+def _read_meta(folder: Folder) -> Meta:
+    meta = folder.read_meta()
+    if meta is None and folder.files.size(META) is not None:
+        put_aside(folder, META, "its checksum is wrong; the journal and the lines tell the rest")
+    return meta or Meta()
+
+
+def _read_format(folder: Folder, meta: Meta) -> None:
+    found = Format(meta.format, meta.store_id) if meta.store_id else None
+    try:
+        found = unsealed_file(folder.files.read(FORMAT_FILE), Format)
+    except FileNotFoundError:
+        pass
+    except ValueError:
+        put_aside(folder, FORMAT_FILE, "its checksum is wrong; it was written anew")
+    if found is not None and found.format > FORMAT:
+        raise StoreTooNew(
+            f"{folder.where} has format {found.format}, this omniq knows up to {FORMAT}: install a newer omniq to open it"
+        )
+    folder.store_id = found.store_id if found is not None else new_id()
+    if folder.files.size(FORMAT_FILE) is None:
+        folder.replace_file(FORMAT_FILE, Format(FORMAT, folder.store_id))
+
+
+def _read_journals(folder: Folder, first: int, interrupted: bool) -> list[Found]:
+    """The records of the journals that count, in order. The torn end of the last one is cut off."""
+    names = [name for name, _ in folder.files.names(JOURNAL)]
+    numbers = [n for n in (int(name[:12]) for name in names) if n >= first]
+    found: list[Found] = []
+    folder.journal, folder.journal_end = first, 0
+    for number in numbers:
+        data = folder.files.read(journal_path(number))
+        at, damaged = 0, False
+        folder.journal, folder.journal_end = number, 0
+        while at < len(data):
+            record = read_record(data, at)
+            if record is not None:
+                found.append(record)
+                at = folder.journal_end = record.end
+                continue
+            following = next_start(data, at)
+            damaged = damaged or following is not None or not interrupted or number != numbers[-1]
+            if following is None:
+                break
+            at = following
+        if damaged:
+            put_aside(folder, journal_path(number), "part of this journal cannot be read", copy=True)
+            if number == numbers[-1]:  # nobody can go on behind what cannot be read
+                folder.journal, folder.journal_end = number + 1, 0
+        elif folder.journal_end < len(data):
+            folder.files.truncate(journal_path(number), folder.journal_end)
+    return found
+
+
+def _redo(folder: Folder, record: Found, dropped: set[str]) -> None:
+    at = 0
+    head = record.head
+    for path, offset, length in head.puts:
+        if path not in dropped:
+            folder.files.write(path, offset, record.body[at : at + length])
+        at += length
+    folder.carry_out(Commit(commit=head.commit, blanks=[b for b in head.blanks if b[0] not in dropped], drops=head.drops))
+
+
+def _cut_back(folder: Folder, meta: Meta, found: list[Found], done: int) -> None:
+    """Remove what no commit wrote, if it is known what all commits wrote."""
+    last = found[-1].head.commit if found else meta.commit
+    complete = last >= done and (meta.store_id or (found and found[0].head.commit == 1))
+    sizes = dict(meta.segments)
+    for record in found:
+        for path, offset, length in record.head.puts:
+            sizes[path] = offset + length
+        for path in record.head.drops:
+            sizes.pop(path, None)
+    if complete:
+        folder.cut_back(sizes)
+
+
+# -- lines ---------------------------------------------------------------------------------------------
+
+
+def _tidy(folder: Folder) -> None:
+    """What is not ours goes out of our folders; links are moved, never followed."""
+    files = folder.files
+    known = {name.rpartition("/")[2] for name in TABLES if name.startswith("queue/")}
+    for name, kind in files.names("queue"):
+        if name not in known or kind != "folder":
+            put_aside(folder, f"queue/{name}", "it does not belong here")
+    for table in TABLES:
+        for name, kind in files.names(table):
+            if kind != "file" or not is_segment(name):
+                put_aside(folder, f"{table}/{name}", "it does not belong here")
+    for name, kind in files.names(JOURNAL):
+        if kind != "file" or not re.fullmatch(r"\d{12}\.log", name, re.ASCII):
+            put_aside(folder, f"{JOURNAL}/{name}", "it does not belong here")
+    for name, kind in files.names(""):
+        if name in (FORMAT_FILE, META, "README") and kind != "file":
+            put_aside(folder, name, "it is not a file")
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
+    """Each line that is not blank, with its newline, where it begins, and whether it is whole."""
+    offset = 0
+    for line in data.splitlines(keepends=True) if b"\r" not in data else _split(data):
+        if line.strip():
+            yield offset, line, line.endswith(b"\n") and is_sealed(line[:-1])
+        offset += len(line)
+
+
+def _split(data: bytes) -> list[bytes]:
+    parts = data.split(b"\n")
+    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _read_segments(folder: Folder) -> None:
+    """Make the index from the lines. Of a task that stands twice the later line counts."""
+    tasks: dict[str, Entry] = {}
+    results: dict[str, Kept] = {}
+    stale: list[Place] = []
+    for table in TABLES:
+        for name, _ in folder.files.names(table):
+            segment = segment_of(f"{table}/{name}")
+            segment.size = folder.files.size(segment.path) or 0
+            folder.adopt(segment)
+            if table == EVENTS:
+                segment.live = segment.size
+                continue
+            for offset, line, whole in _lines(folder.files.read(segment.path)):
+                place = Place(segment, offset, len(line))
+                if not whole:
+                    segment.live = -1 << 62  # it is written anew below
+                    continue
+                segment.live += len(line)
+                if table == KEYS:
+                    folder.index.put_key(Key(decode_key(line), place))
+                else:
+                    _collect(line, place, tasks, results, stale)
+    for id, kept in results.items():
+        entry = tasks.get(id)
+        if entry is None or (entry.kept is not None and entry.kept.finished_at_us >= kept.finished_at_us):
+            stale.append(kept.place)
+        else:
+            entry.kept = kept
+    for entry in sorted(tasks.values(), key=lambda entry: entry.seq):
+        folder.index.put(entry)
+    for segment, offset, length in merged(stale):
+        segment.live -= length
+        folder.files.write(segment.path, offset, b" " * (length - 1) + b"\n")
+
+
+def _collect(line: bytes, place: Place, tasks: dict[str, Entry], results: dict[str, Kept], stale: list[Place]) -> None:
+    glimpse = decode_glimpse(line)
+    kept = None
+    if glimpse.result is not None:
+        kept = Kept(place, glimpse.expires_us, glimpse.result.finished_at_us)
+    if glimpse.task is not None:
+        entry = entry_of(glimpse, place, kept)
+        old = tasks.get(entry.id)
+        if old is not None:
+            old, entry = sorted((old, entry), key=_age)
+            if old.place is not None:
+                stale.append(old.place)
+        tasks[entry.id] = entry
+    elif kept is not None and glimpse.result is not None:
+        known = results.get(glimpse.result.task_id)
+        if known is not None:
+            known, kept = sorted((known, kept), key=lambda k: k.finished_at_us)
+            stale.append(known.place)
+        results[glimpse.result.task_id] = kept
+
+
+def _age(entry: Entry) -> tuple[int, int, int]:
+    assert entry.place is not None
+    return entry.seq, entry.updated_at_us, TASK_TABLES.index(entry.place.segment.table)
+
+
+def _reconcile(index: Index, segments: list[Segment]) -> None:
+    """Counts follow from the tasks; flags, limits and turns were read."""
+    lanes: dict[tuple[str, str], Lane] = {}
+    for entry in index.entries.values():
+        if entry.queue not in index.queues:
+            index.queues[entry.queue] = QueueRow(entry.queue, fed=True)
+        if entry.group is not None:
+            index.queues[entry.queue].has_groups = True
+            if not entry.state.final:
+                lane = lanes.setdefault((entry.queue, entry.group), Lane(entry.queue, entry.group))
+                lane.members += 1
+                lane.ready += entry.state is State.READY
+                lane.inflight += entry.state is State.RUNNING
+        for blocker in entry.waits_for:
+            if blocker not in index.entries:  # it was lost; those who wait for it must not wait for ever
+                index.deferrals[blocker] = True
+    counters = index.counters
+    for old in [lane for known in index.lanes.values() for lane in known.values()]:
+        lane = lanes.setdefault((old.queue, old.group), Lane(old.queue, old.group))
+        lane.limit, lane.turn = old.limit, old.turn
+    for lane in lanes.values():
+        if lane.open and not lane.turn:
+            counters.turn += 1
+            lane.turn = counters.turn
+        index.put_lane(lane)
+    last = next(reversed(index.entries.values()), None)
+    counters.seq = max(counters.seq, last.seq if last is not None else 0)
+    counters.segment = max([counters.segment, *(s.number for s in segments if s.table != EVENTS)])
+    first_kept = min((s.number for s in segments if s.table == EVENTS), default=None)
+    if first_kept is not None:
+        counters.first_event = max(counters.first_event, first_kept)
+
+
+def _mend(folder: Folder) -> None:
+    """Segments with lines that cannot be read: a copy goes to `corrupt/`, the good lines to a new segment."""
+    _check_last_events(folder)
+    for segment in [s for s in folder.segments.values() if s.live < 0]:
+        mend(folder, segment)
+
+
+def mend(folder: Folder, segment: Segment) -> None:
+    lines = list(_lines(folder.files.read(segment.path)))
+    lost = [line[:2000].decode("utf-8", "replace") for _, line, whole in lines if not whole]
+    kept = sum(whole for *_, whole in lines)
+    put_aside(folder, segment.path, "lines that do not fit their checksum", copy=True, kept_lines=kept, lost=lost)
+    segment.live = 0
+    folder.rewrite(segment)
+
+
+def _check_last_events(folder: Folder) -> None:
+    """The number of the last event; closed segments of events are checked when they are read."""
+    segments = folder.event_segments()
+    if not segments:
+        return
+    for offset, line, whole in _lines(folder.files.read(segments[-1].path)):
+        if not whole:
+            segments[-1].live = -1
+        else:
+            seq = folder.mark(segments[-1], line, offset)
+            folder.index.counters.event = max(folder.index.counters.event, seq)
+
+
+# -- putting aside -------------------------------------------------------------------------------------
+
+
+def put_aside(folder: Folder, path: str, why: str, copy: bool = False, **more: Any) -> None:
+    """Move (or copy) something into `corrupt/`, with a report beside it."""
+    now = datetime.now(UTC)
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", path)[-80:].lstrip(".")
+    target = f"{CORRUPT}/{now:%Y%m%dT%H%M%S}-{new_id()[-8:]}-{safe}"
+    report = Report(file=path, found_at=now.isoformat(), why=why, **more)
+    text = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    folder.files.write(f"{target}.report", 0, text + b"\n")
+    if copy:
+        folder.files.write(target, 0, folder.files.read(path))
+    else:
+        folder.files.rename(path, target)
+    if folder.durable:
+        if copy:
+            folder.files.sync(target)
+        folder.files.sync_folder(CORRUPT)
+    log.warning("%s: put %s aside as %s: %s", folder.where, path, target, why)

@@ -1,0 +1,227 @@
+"""One writer thread per process and store: everything that waits when it is free shares one commit.
+
+Nothing is answered and nobody woken before the commit. What a commit is, a driver says in `_transact`.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import os
+import queue
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar, cast
+
+from omniq.errors import DriverClosed, OmniQError
+from omniq.storage.machine import Machine
+from omniq.storage.waiting import Waiters
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+MAX_WEIGHT = 2000  # operations in one commit, so that no writer holds the store longer than some 50 ms
+
+
+class Request(Generic[S]):
+    """A piece of work on its way to the writer, and the future that its caller waits for."""
+
+    __slots__ = ("answer", "error", "future", "ids", "loop", "weight", "work")
+
+    def __init__(
+        self, work: Callable[[S], Any], ids: Sequence[str], weight: int, loop: asyncio.AbstractEventLoop | None
+    ) -> None:
+        self.work, self.ids, self.weight, self.loop = work, ids, weight or len(ids), loop
+        self.future: Any = loop.create_future() if loop is not None else Future[Any]()
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+    def settle(self) -> None:
+        if self.future.done():  # the caller was cancelled; the commit stands
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.answer)
+
+
+_writers: weakref.WeakSet[Writer[Any]] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    """No fork in the middle of a commit: the child would inherit what it holds."""
+    for writer in list(_writers):
+        writer.section.acquire()
+        _forking.append(writer)
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        _forking.pop().section.release()
+
+
+def _after_fork_in_child() -> None:
+    """A `flock` is shared with a forked child, which would go on holding the store if its parent were killed."""
+    while _forking:
+        writer = _forking.pop()
+        writer.section.release()
+        writer.drop_locks()
+
+
+_forking: list[Writer[Any]] = []
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+class Writer(abc.ABC, Generic[S]):
+    """Runs work on a store, in the order it came, in as few commits as possible. `S` is what work is given to use."""
+
+    def __init__(self, place: str, waiters: Waiters) -> None:
+        self._place = place
+        self._waiters = waiters
+        self._requests: queue.SimpleQueue[Request[S] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._opened = False
+        self.section = threading.RLock()  # held during a commit, and during a fork
+
+    def start(self) -> None:
+        """Open the store in the writer's thread; returns when it is open, raises when it cannot be."""
+        _writers.add(self)
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="omniq-writer", daemon=True)
+        self._thread.start()
+        opened.result()
+
+    # -- what a driver brings ----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _open(self) -> None: ...
+
+    @abc.abstractmethod
+    def _shut(self) -> None: ...
+
+    @abc.abstractmethod
+    def _transact(self, batch: list[Request[S]]) -> Machine:
+        """Carry out each request's work, commit once, and return the machine that knows whom it concerns."""
+
+    @abc.abstractmethod
+    def _translate(self, exc: BaseException) -> BaseException:
+        """The store's words for a failure of what lies below it."""
+
+    @abc.abstractmethod
+    def drop_locks(self) -> None:
+        """In a forked child: close the copies of the locks' descriptors; the parent's stay locked."""
+
+    # -- from any thread ---------------------------------------------------------------------------
+
+    async def submit(self, work: Callable[[S], T], ids: Sequence[str] = (), weight: int = 0) -> T:
+        """Carry out `work` in the next commit. `ids` are tasks to load together for it, `weight` how many operations it is."""
+        request = Request(work, ids, weight, asyncio.get_running_loop())
+        self._put(request)
+        return await cast("asyncio.Future[T]", request.future)
+
+    def submit_blocking(self, work: Callable[[S], T], ids: Sequence[str] = (), weight: int = 0) -> T:
+        """The same from any thread. When nobody else writes, the calling thread does, which saves two changes of thread."""
+        request = Request(work, ids, weight, None)
+        if self._opened and self._requests.empty() and self.section.acquire(blocking=False):
+            try:
+                if not self._closed.is_set():
+                    self._carry_out([request])
+                    return cast("Future[T]", request.future).result()
+            finally:
+                self.section.release()
+        self._put(request)
+        return cast("Future[T]", request.future).result()
+
+    def _put(self, request: Request[S]) -> None:
+        if self._closed.is_set():
+            raise DriverClosed(f"the storage {self._place} was closed; make a new one")
+        self._requests.put(request)
+
+    def close(self) -> None:
+        """Finish what was sent, then let go."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._requests.put(None)
+        self._thread.join()
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self, opened: Future[None]) -> None:
+        try:
+            self._open()
+        except BaseException as exc:
+            opened.set_exception(self._translate(exc))
+            return
+        self._opened = True
+        opened.set_result(None)
+        try:
+            while (batch := self._next_batch()) is not None:
+                self._carry_out(batch)
+        finally:
+            with self.section:
+                self._opened = False
+                self._shut()
+            self._refuse_rest()
+
+    def _next_batch(self) -> list[Request[S]] | None:
+        first = self._requests.get()
+        if first is None:
+            return None
+        batch, weight = [first], first.weight
+        while weight < MAX_WEIGHT:
+            try:
+                more = self._requests.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                self._requests.put(None)
+                break
+            batch.append(more)
+            weight += more.weight
+        return batch
+
+    def _carry_out(self, batch: list[Request[S]]) -> None:
+        try:
+            with self.section:
+                machine = self._transact(batch)
+            if machine.ready_queues or machine.ended_tasks:
+                self._waiters.notify(machine.ready_queues, machine.ended_tasks)
+        except Exception as exc:
+            if len(batch) > 1:  # only the guilty one shall fail: each gets a commit of its own
+                for request in batch:
+                    self._carry_out([request])
+                return
+            batch[0].error = exc if isinstance(exc, OmniQError) else self._translate(exc)
+        self._settle(batch)
+
+    @staticmethod
+    def _settle(batch: list[Request[S]]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[Request[S]]] = defaultdict(list)
+        for request in batch:
+            if request.loop is None:
+                request.settle()
+            else:
+                by_loop[request.loop].append(request)
+        for loop, requests in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_settle_all, requests)
+            except RuntimeError:  # the loop was closed; nobody waits any more
+                continue
+
+    def _refuse_rest(self) -> None:
+        while True:
+            try:
+                request = self._requests.get_nowait()
+            except queue.Empty:
+                return
+            if request is not None:
+                request.error = DriverClosed(f"the storage {self._place} was closed")
+                self._settle([request])
+
+
+def _settle_all(requests: list[Request[Any]]) -> None:
+    for request in requests:
+        request.settle()
