@@ -129,7 +129,7 @@ def _backend_of(values: dict[str, Any]) -> str:
     url = values.get("database_url")
     if url is None:
         return "file" if "base_dir" in values else "sqlite"
-    scheme = url.split(":", 1)[0] if "://" in url or url.startswith(("sqlite:", "memory:")) else "sqlite"
+    scheme = url.split(":", 1)[0] if "://" in url or url.startswith(("sqlite:", "memory:", "file:")) else "sqlite"
     known = {"sqlite": "sqlite", "memory": "memory", "file": "file", "redis": "redis", "rediss": "redis"}
     if scheme not in known:
         raise ConfigError(f"OMNIQ_DB_URL={mask(url)!r}: unknown scheme {scheme!r}; use sqlite:///path.db")

@@ -96,3 +96,14 @@ def test_the_folder_is_for_its_owner_alone(tmp_path: Path) -> None:
     locks.hold("w")
     assert (tmp_path / "locks").stat().st_mode & 0o077 == 0
     locks.release("w")
+
+
+def test_no_name_leaves_the_folder_and_each_comes_back(tmp_path: Path) -> None:
+    for worker in ("..", ".", "../x", "x" * 5000, "🐝" * 100, "a/b\0c", "+plus"):
+        locks = WorkerLocks(tmp_path / "locks")
+        child = child_holding(tmp_path / "locks", worker)
+        kill(child)
+        assert locks.lost() == [worker]
+        locks.forget(worker)
+        assert list((tmp_path / "locks").iterdir()) == []
+    assert [p.name for p in tmp_path.iterdir()] == ["locks"]

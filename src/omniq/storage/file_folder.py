@@ -203,6 +203,8 @@ class Folder:
 
     def write(self, changes: Changes) -> None:
         """One commit. Raises when it did not happen; then the folder is as before."""
+        if self.journal_end >= JOURNAL_BYTES:
+            self.begin_journal()
         head = Commit(
             commit=self.commit + 1,
             gone=changes.gone,
@@ -238,8 +240,6 @@ class Folder:
         except BaseException:
             self.stale = True  # an interrupt in the middle of this: learn everything anew
             raise
-        if self.journal_end >= JOURNAL_BYTES:
-            self._begin_journal()
 
     def _append(self, head: Commit, puts: list[tuple[Segment, int, bytes, list[NewLine]]]) -> None:
         record = record_of(head, [data for _, _, data, _ in puts])
@@ -446,7 +446,8 @@ class Folder:
 
     # -- journals and upkeep -----------------------------------------------------------------------
 
-    def _begin_journal(self) -> None:
+    def begin_journal(self) -> None:
+        """Every process does so at the same size, so that all know which journal comes next."""
         self.journal, self.journal_end = self.journal + 1, 0
         self.checkpoint_due = Meta(
             store_id=self.store_id,
@@ -459,8 +460,13 @@ class Folder:
     def checkpoint(self) -> None:
         """Sync everything that the old journals told, so that they may go. Without the lock: others go on meanwhile."""
         meta, self.checkpoint_due = self.checkpoint_due, None
-        if meta is None:
-            return
+        if meta is not None:
+            try:
+                self._checkpoint(meta)
+            except OSError as exc:  # the old journals stay; the next checkpoint lets them go
+                log.warning("%s: could not finish a checkpoint: %s", self.where, exc)
+
+    def _checkpoint(self, meta: Meta) -> None:
         started = time.monotonic()
         for path in meta.segments if self.durable else ():
             try:
@@ -502,6 +508,14 @@ class Folder:
         if self.durable:
             self.files.sync_folder("")
 
+    def tend(self) -> None:
+        """What keeps the folder small, after a commit. If it fails, the commit stands all the same."""
+        try:
+            if self.wants_compacting:
+                self.compact()
+        except OSError as exc:
+            log.warning("%s: could not tidy up: %s", self.where, exc)
+
     def compact(self) -> None:
         """Move what is left out of a closed segment that is mostly blank, one at a time."""
         for segment in self.segments.values():
@@ -509,6 +523,14 @@ class Folder:
                 self.rewrite(segment)
                 return
         self.wants_compacting = False
+
+    def skip_journal(self) -> None:
+        """Begin a new journal at once, with an empty commit, so that nobody goes on behind one that was damaged."""
+        self.begin_journal()
+        head = Commit(commit=self.commit + 1)
+        self._append(head, [])
+        self.commit += 1
+        self.set_control(busy=False)
 
     def rewrite(self, segment: Segment) -> None:
         """The good lines of a segment move to a new one, and the old one goes."""

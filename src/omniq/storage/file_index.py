@@ -8,6 +8,7 @@ undone by putting the old ones back.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -60,7 +61,6 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     worker: str | None
     lease_until_us: int | None
     finished_at_us: int | None
-    updated_at_us: int
     waits_for: tuple[str, ...]
     place: Place | None = None  # None until the commit that makes it chooses one
     kept: Kept | None = None
@@ -314,14 +314,13 @@ def entry_of(glimpse: LineGlimpse, place: Place, kept: Kept | None) -> Entry:
         task.due_us,
         task.seq,
         task.id,
-        task.queue,
-        task.group,
+        sys.intern(task.queue),  # a million tasks share a few names
+        task.group if task.group is None else sys.intern(task.group),
         task.state,
         task.token,
         task.worker,
         task.lease_until_us,
         task.finished_at_us,
-        task.updated_at_us,
         glimpse.waits_for,
         place,
         kept,

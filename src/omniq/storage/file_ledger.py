@@ -167,7 +167,6 @@ class FileLedger:
                 task.worker,
                 task.lease_until_us,
                 task.finished_at_us,
-                task.updated_at_us,
                 waits_for,
                 None,
                 old.kept if old is not None else None,
@@ -424,11 +423,15 @@ class FileLedger:
 
     def remember_held(self) -> None:
         """After the commit: keep the records of running tasks at hand, forget those of all others."""
+        running, held = self.index.running, self._held
+        if len(held) >= HELD_RECORDS:  # some of them ended elsewhere
+            for id in [id for id, (entry, _) in held.items() if running.get(id) is not entry]:
+                del held[id]
         for id, task in self._records.items():
-            if task.state is State.RUNNING and id in self.index.running and len(self._held) < HELD_RECORDS:
-                self._held[id] = (self.index.running[id], task)
+            if task.state is State.RUNNING and id in running and len(held) < HELD_RECORDS:
+                held[id] = (running[id], task)
             else:
-                self._held.pop(id, None)
+                held.pop(id, None)
 
     def undo(self) -> None:
         """The commit could not be written: the index goes back to where it was."""

@@ -136,7 +136,7 @@ def task_line(task: Record | None, waits_for: tuple[str, ...], result: StoredRes
         line.payload, line.payload_bytes = _readable(payload, task.encoding)
         line.progress, line.progress_bytes = _readable(progress, "json")
     if result is not None:
-        line.result = result
+        line.status, line.result = line.status or status_of(result.state, result.attempts), result
         value, result.result = result.result, None
         line.value, line.value_bytes = _readable(value, result.encoding)
     try:

@@ -6,12 +6,12 @@ import logging
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from omniq.errors import StoreTooNew, StoreUnavailable
-from omniq.models import State, new_id
+from omniq.models import Record, State, new_id
 from omniq.storage.file_folder import FORMAT, META, Folder, Meta, is_segment, segment_of, unsealed_file
 from omniq.storage.file_index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
 from omniq.storage.file_journal import FOLDER as JOURNAL
@@ -31,6 +31,7 @@ log = logging.getLogger("omniq.storage")
 
 FORMAT_FILE = "format.json"
 CORRUPT = "corrupt"
+_DAMAGED = -1 << 62  # instead of a count: this segment has to be written anew
 FOLDERS = ("queue", *TABLES, JOURNAL, CORRUPT, "locks", "locks/workers")
 
 README = """\
@@ -106,7 +107,7 @@ def load(folder: Folder) -> None:
     control = folder.control()
     rebooted = control is None or not control.boot or control.boot != folder.boot
     interrupted = rebooted or (control is not None and control.busy)
-    found = _read_journals(folder, meta.journal, interrupted)
+    found, damaged = _read_journals(folder, meta.journal, interrupted)
     done = 0 if rebooted or control is None else control.commit
     dropped = {path for record in found for path in record.head.drops}
     if interrupted:
@@ -121,6 +122,8 @@ def load(folder: Folder) -> None:
     _reconcile(folder.index, list(folder.segments.values()))
     folder.set_control(busy=False)
     folder.stale = False
+    if damaged:
+        folder.skip_journal()
     _mend(folder)
 
 
@@ -151,11 +154,12 @@ def _read_format(folder: Folder, meta: Meta) -> None:
         folder.replace_file(FORMAT_FILE, Format(FORMAT, folder.store_id))
 
 
-def _read_journals(folder: Folder, first: int, interrupted: bool) -> list[Found]:
-    """The records of the journals that count, in order. The torn end of the last one is cut off."""
+def _read_journals(folder: Folder, first: int, interrupted: bool) -> tuple[list[Found], bool]:
+    """The records of the journals that count, in order, and whether any was damaged. A torn end of the last is cut off."""
     names = [name for name, _ in folder.files.names(JOURNAL)]
     numbers = [n for n in (int(name[:12]) for name in names) if n >= first]
     found: list[Found] = []
+    any_damaged = False
     folder.journal, folder.journal_end = first, 0
     for number in numbers:
         data = folder.files.read(journal_path(number))
@@ -173,12 +177,11 @@ def _read_journals(folder: Folder, first: int, interrupted: bool) -> list[Found]
                 break
             at = following
         if damaged:
+            any_damaged = True
             put_aside(folder, journal_path(number), "part of this journal cannot be read", copy=True)
-            if number == numbers[-1]:  # nobody can go on behind what cannot be read
-                folder.journal, folder.journal_end = number + 1, 0
         elif folder.journal_end < len(data):
             folder.files.truncate(journal_path(number), folder.journal_end)
-    return found
+    return found, any_damaged
 
 
 def _redo(folder: Folder, record: Found, dropped: set[str]) -> None:
@@ -241,11 +244,53 @@ def _split(data: bytes) -> list[bytes]:
     return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
+class _Reading:
+    """The tasks and results that the lines tell. Of one that stands twice the later line counts."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self.tasks: dict[str, Entry] = {}
+        self.results: dict[str, Kept] = {}
+        self.stale: list[Place] = []
+
+    def add(self, line: bytes, place: Place) -> None:
+        glimpse = decode_glimpse(line)
+        kept = None
+        if glimpse.result is not None:
+            kept = Kept(place, glimpse.expires_us, glimpse.result.finished_at_us)
+        if glimpse.task is not None:
+            entry = entry_of(glimpse, place, kept)
+            old = self.tasks.get(entry.id)
+            if old is not None:
+                old, entry = sorted((old, entry), key=self._age)
+                self.stale.append(cast(Place, old.place))
+            self.tasks[entry.id] = entry
+        elif glimpse.result is not None and kept is not None:
+            known = self.results.get(glimpse.result.task_id)
+            if known is not None:
+                known, kept = sorted((known, kept), key=lambda result: result.finished_at_us)
+                self.stale.append(known.place)
+            self.results[glimpse.result.task_id] = kept
+
+    def _age(self, entry: Entry) -> tuple[int, int, int]:
+        place = cast(Place, entry.place)
+        task = cast(Record, self._folder.line(place).task)
+        return entry.seq, task.updated_at_us, TASK_TABLES.index(place.segment.table)
+
+    def join(self) -> list[Entry]:
+        """Each task with its result, in the order of `seq`. A result without its task is stale."""
+        for id, kept in self.results.items():
+            entry = self.tasks.get(id)
+            if entry is None or (entry.kept is not None and entry.kept.finished_at_us >= kept.finished_at_us):
+                self.stale.append(kept.place)
+            else:
+                entry.kept = kept
+        return sorted(self.tasks.values(), key=lambda entry: entry.seq)
+
+
 def _read_segments(folder: Folder) -> None:
-    """Make the index from the lines. Of a task that stands twice the later line counts."""
-    tasks: dict[str, Entry] = {}
-    results: dict[str, Kept] = {}
-    stale: list[Place] = []
+    """Make the index from the lines."""
+    reading = _Reading(folder)
     for table in TABLES:
         for name, _ in folder.files.names(table):
             segment = segment_of(f"{table}/{name}")
@@ -257,50 +302,18 @@ def _read_segments(folder: Folder) -> None:
             for offset, line, whole in _lines(folder.files.read(segment.path)):
                 place = Place(segment, offset, len(line))
                 if not whole:
-                    segment.live = -1 << 62  # it is written anew below
+                    segment.live = _DAMAGED
                     continue
                 segment.live += len(line)
                 if table == KEYS:
                     folder.index.put_key(Key(decode_key(line), place))
                 else:
-                    _collect(line, place, tasks, results, stale)
-    for id, kept in results.items():
-        entry = tasks.get(id)
-        if entry is None or (entry.kept is not None and entry.kept.finished_at_us >= kept.finished_at_us):
-            stale.append(kept.place)
-        else:
-            entry.kept = kept
-    for entry in sorted(tasks.values(), key=lambda entry: entry.seq):
+                    reading.add(line, place)
+    for entry in reading.join():
         folder.index.put(entry)
-    for segment, offset, length in merged(stale):
+    for segment, offset, length in merged(reading.stale):
         segment.live -= length
         folder.files.write(segment.path, offset, b" " * (length - 1) + b"\n")
-
-
-def _collect(line: bytes, place: Place, tasks: dict[str, Entry], results: dict[str, Kept], stale: list[Place]) -> None:
-    glimpse = decode_glimpse(line)
-    kept = None
-    if glimpse.result is not None:
-        kept = Kept(place, glimpse.expires_us, glimpse.result.finished_at_us)
-    if glimpse.task is not None:
-        entry = entry_of(glimpse, place, kept)
-        old = tasks.get(entry.id)
-        if old is not None:
-            old, entry = sorted((old, entry), key=_age)
-            if old.place is not None:
-                stale.append(old.place)
-        tasks[entry.id] = entry
-    elif kept is not None and glimpse.result is not None:
-        known = results.get(glimpse.result.task_id)
-        if known is not None:
-            known, kept = sorted((known, kept), key=lambda k: k.finished_at_us)
-            stale.append(known.place)
-        results[glimpse.result.task_id] = kept
-
-
-def _age(entry: Entry) -> tuple[int, int, int]:
-    assert entry.place is not None
-    return entry.seq, entry.updated_at_us, TASK_TABLES.index(entry.place.segment.table)
 
 
 def _reconcile(index: Index, segments: list[Segment]) -> None:
@@ -359,7 +372,7 @@ def _check_last_events(folder: Folder) -> None:
         return
     for offset, line, whole in _lines(folder.files.read(segments[-1].path)):
         if not whole:
-            segments[-1].live = -1
+            segments[-1].live = _DAMAGED
         else:
             seq = folder.mark(segments[-1], line, offset)
             folder.index.counters.event = max(folder.index.counters.event, seq)

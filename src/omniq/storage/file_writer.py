@@ -79,6 +79,7 @@ class FileWriter(Writer[Section]):
             prepare(folder)
             folder.enter()
             folder.leave()
+            folder.checkpoint()
         except BaseException:
             files.close()
             raise
@@ -110,8 +111,8 @@ class FileWriter(Writer[Section]):
                 section.ledger.undo()
                 raise
             section.ledger.remember_held()
-            if changes and folder.wants_compacting:
-                folder.compact()
+            if changes:
+                folder.tend()
             machine = section.machine
             if (machine.ready_queues or machine.ended_tasks) and self.bell is not None:
                 self.bell.ring()

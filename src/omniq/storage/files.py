@@ -65,6 +65,8 @@ class LocalFiles:
         self.base = base
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._root = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not os.listdir(self._root):  # a folder with something in it may serve others too
+            os.fchmod(self._root, 0o700)
         self._folders: dict[str, int] = {"": self._root}
         self._open: OrderedDict[str, int] = OrderedDict()
         self._lock = -1

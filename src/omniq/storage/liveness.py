@@ -7,6 +7,7 @@ vanish when the process closes *any* descriptor of the file, so a process never 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -18,6 +19,11 @@ _own: dict[tuple[int, int], tuple[int, int]] = {}
 _own_lock = threading.Lock()
 
 
+MAX_NAME = 200  # of 255 that a file name may have
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_HASHED = "+"  # `quote` never leaves one
+
+
 class WorkerLocks:
     """The lock files of one store, in a folder beside it."""
 
@@ -25,17 +31,23 @@ class WorkerLocks:
         self._folder = folder.absolute()
 
     def _path(self, worker: str) -> Path:
-        return self._folder / quote(worker, safe="")
+        """A name that cannot leave the folder; one that is too long, or begins with a dot, is hashed and stands in the file."""
+        name = quote(worker, safe="")
+        if len(name) > MAX_NAME or name.startswith("."):
+            name = _HASHED + hashlib.sha256(worker.encode()).hexdigest()
+        return self._folder / name
 
     def hold(self, worker: str) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         path = self._path(worker)
         with _own_lock:
             while True:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o600)
                 fcntl.lockf(descriptor, fcntl.LOCK_EX)
                 here = _identity(path)
                 if here == _identity(descriptor):  # else somebody tidied the file away between open and lock
+                    if path.name.startswith(_HASHED):
+                        os.pwrite(descriptor, worker.encode(), 0)
                     _own[here] = (os.getpid(), descriptor)
                     return
                 os.close(descriptor)
@@ -54,7 +66,16 @@ class WorkerLocks:
             names = os.listdir(self._folder)
         except FileNotFoundError:
             return []
-        return [unquote(name) for name in names if self._free(self._folder / name)]
+        free = [name for name in names if self._free(self._folder / name)]
+        return [worker for worker in map(self._worker, free) if worker]
+
+    def _worker(self, name: str) -> str:
+        if not name.startswith(_HASHED):
+            return unquote(name)
+        try:
+            return (self._folder / name).read_text()
+        except FileNotFoundError:  # another process was faster and has tidied it away
+            return ""
 
     def forget(self, worker: str) -> None:
         """Tidy the file of a dead worker away, unless somebody holds it after all."""
@@ -63,7 +84,7 @@ class WorkerLocks:
             if self._is_own(path):
                 return
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                descriptor = os.open(path, _FLAGS)
             except FileNotFoundError:
                 return
             try:
@@ -79,7 +100,7 @@ class WorkerLocks:
             if self._is_own(path):
                 return False
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                descriptor = os.open(path, _FLAGS)
             except OSError:
                 return False
             try:
