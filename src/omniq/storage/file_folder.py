@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-from omniq.errors import StoreUnavailable
+from omniq.errors import OutcomeUnknown, StoreUnavailable
 from omniq.models import Record
 from omniq.operations import EventRow
 from omniq.storage.file_index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
@@ -53,6 +53,8 @@ TIDY_BYTES = 16 << 10  # a segment with nothing left in it goes when it is large
 JOURNAL_BYTES = 16 << 20  # a new journal begins after this; the files are synced then
 MARK_BYTES = 64 << 10  # how far apart the known places in a segment of events are
 META = "state.json"
+
+Put = tuple[Segment, int, bytes, list[NewLine]]  # which bytes go where in a segment, and their lines
 
 
 class Control(msgspec.Struct, frozen=True):
@@ -212,7 +214,7 @@ class Folder:
             keys_gone=changes.keys_gone,
             rows=changes.rows,
         )
-        puts: list[tuple[Segment, int, bytes, list[NewLine]]] = []
+        puts: list[Put] = []
         for table, lines in _by_table(changes.lines).items():
             segment = self._segment_for(table, changes)
             data = b"".join([line.data for line in lines])
@@ -232,16 +234,29 @@ class Folder:
                     offset += len(line.data)
             self._forget(head)
             self.commit += 1
-            try:
-                self.carry_out(head)
-                self.set_control(busy=False)
-            except OSError as exc:  # it has happened; the busy mark makes the next one finish it
-                log.warning("%s: commit %d is safe but not finished: %s", self.where, self.commit, exc)
+            self._finish(head)
         except BaseException:
             self.stale = True  # an interrupt in the middle of this: learn everything anew
             raise
 
-    def _append(self, head: Commit, puts: list[tuple[Segment, int, bytes, list[NewLine]]]) -> None:
+    def _commit_as_told(self, head: Commit, puts: list[Put]) -> None:
+        """A commit of the folder's own, which learns it as it learns those of others."""
+        self._append(head, puts)
+        try:
+            self.replay(head, b"".join(data for _, _, data, _ in puts))
+            self._finish(head)
+        except BaseException:
+            self.stale = True
+            raise
+
+    def _finish(self, head: Commit) -> None:
+        try:
+            self.carry_out(head)
+            self.set_control(busy=False)
+        except OSError as exc:  # it has happened; the busy mark makes the next one finish it
+            log.warning("%s: commit %d is safe but not finished: %s", self.where, self.commit, exc)
+
+    def _append(self, head: Commit, puts: list[Put]) -> None:
         record = record_of(head, [data for _, _, data, _ in puts])
         path = journal_path(self.journal)
         try:
@@ -253,12 +268,16 @@ class Folder:
                 self.files.sync(path)
                 if self.journal_end == 0:
                     self.files.sync_folder("journal")
-        except BaseException:
-            self._retract([segment for segment, *_ in puts])
+        except BaseException as exc:
+            if not self._retract([segment for segment, *_ in puts]) and isinstance(exc, OSError):
+                raise OutcomeUnknown(
+                    f"{self.where}: {exc.strerror or exc}; whether it was stored shows at the next call"
+                ) from exc
             raise
         self.journal_end += len(record)
 
-    def _retract(self, segments: Iterable[Segment]) -> None:
+    def _retract(self, segments: Iterable[Segment]) -> bool:
+        """Cut the files back to what is committed; whether that worked."""
         try:
             if self.files.size(journal_path(self.journal)) is not None:
                 self.files.truncate(journal_path(self.journal), self.journal_end)
@@ -270,6 +289,8 @@ class Folder:
             self.set_control(busy=False)
         except OSError as exc:  # the busy mark stays: the next one to enter cuts back
             log.warning("%s: could not take back a commit that failed: %s", self.where, exc)
+            return False
+        return True
 
     def _segment_for(self, table: str, changes: Changes) -> Segment:
         segment = self._current.get(table)
@@ -527,10 +548,7 @@ class Folder:
     def skip_journal(self) -> None:
         """Begin a new journal at once, with an empty commit, so that nobody goes on behind one that was damaged."""
         self.begin_journal()
-        head = Commit(commit=self.commit + 1)
-        self._append(head, [])
-        self.commit += 1
-        self.set_control(busy=False)
+        self._commit_as_told(Commit(commit=self.commit + 1), [])
 
     def rewrite(self, segment: Segment) -> None:
         """The good lines of a segment move to a new one, and the old one goes."""
@@ -539,19 +557,13 @@ class Folder:
         self.index.counters.segment += 1
         counters = msgspec.structs.replace(self.index.counters)
         head = Commit(commit=self.commit + 1, drops=[segment.path], rows=Rows(counters=counters))
-        puts: list[tuple[Segment, int, bytes, list[NewLine]]] = []
+        puts: list[Put] = []
         if lines:
             fresh = self._new_segment(segment.table, segment.number, counters.segment)
             body = b"".join(lines)
             head.puts = [(fresh.path, 0, len(body))]
             puts = [(fresh, 0, body, [])]
-        self._append(head, puts)
-        was_current = self._current.get(segment.table) is segment
-        self.replay(head, b"".join(data for _, _, data, _ in puts))
-        if was_current and puts:
-            self._current[segment.table] = self.segments[puts[0][0].path]
-        self.carry_out(head)
-        self.set_control(busy=False)
+        self._commit_as_told(head, puts)
 
 
 def is_segment(name: str) -> bool:
