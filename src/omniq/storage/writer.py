@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, cast
 
-from omniq.errors import DriverClosed, OmniQError
+from omniq.errors import DriverClosed, OmniQError, OutcomeUnknown
 from omniq.storage.machine import Machine
 from omniq.storage.waiting import Waiters
 
@@ -189,6 +189,9 @@ class Writer(abc.ABC, Generic[S]):
                 machine = self._transact(batch)
             if machine.ready_queues or machine.ended_tasks:
                 self._waiters.notify(machine.ready_queues, machine.ended_tasks)
+        except OutcomeUnknown as exc:  # it may have happened, so it is not tried again here
+            for request in batch:
+                request.error = exc
         except Exception as exc:
             if len(batch) > 1:  # only the guilty one shall fail: each gets a commit of its own
                 for request in batch:
