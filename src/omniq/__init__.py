@@ -30,6 +30,7 @@ from omniq.operations import Filter, QueueCounts
 from omniq.queue import AsyncTaskQueue
 from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
 from omniq.storage.base import BaseStorage
+from omniq.storage.file import FileStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.sqlite import SQLiteStorage
 from omniq.tasks import TaskFunction, task
@@ -45,6 +46,7 @@ __all__ = [
     "DriverClosed",
     "DuplicateId",
     "Event",
+    "FileStorage",
     "Filter",
     "IdempotencyConflict",
     "Invalid",

@@ -5,7 +5,8 @@ A page's blocks run in order in one folder and one process:
 - `python` blocks run one after another in one namespace. A block whose first line is a comment like `# tasks.py` is
   written to that file instead, where other blocks and commands find it.
 - `sh` and `console` blocks run line by line. In `console` blocks commands begin with `$`, and other lines are the
-  output that must come. Commands of `make`, `pip`, `git`, `cd` and `source` are for the reader and do not run.
+  output that must come. Commands of `make`, `pip`, `git`, `cd` and `source` are for the reader and do not run. Those of
+  `LOOK` go through the shell; where one is not installed it does not run.
 - A `text title="Output"` block is what the block before it must have printed. `…` stands for anything.
 - A block after `<!-- no-test: reason -->` does not run.
 """
@@ -19,6 +20,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +30,7 @@ import msgspec
 
 FOR_READERS = ("make", "pip", "git", "cd", "source")
 RUN = ("omniq", "python", "export")
+LOOK = ("ls", "cat", "cp", "grep", "jq")
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^`\n]*)$")
 _NO_TEST = re.compile(r"<!--\s*no-test:\s*(?P<reason>.*?)\s*-->")
@@ -105,13 +108,13 @@ class Runner:
         self.printed = ""
         for command, expected in commands(block):
             words = shlex.split(command, comments=True)
-            if not words or words[0] in FOR_READERS:
+            if not words or words[0] in FOR_READERS or (words[0] in LOOK and shutil.which(words[0]) is None):
                 continue
             variables = dict(w.split("=", 1) for w in words if re.match(r"[A-Z_]+=", w))
             if words[0] == "export":
                 os.environ.update(variables)
                 continue
-            words = [w for w in words if not re.match(r"[A-Z_]+=", w)]
+            words = ["sh", "-c", command] if words[0] in LOOK else [w for w in words if not re.match(r"[A-Z_]+=", w)]
             done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=60)
             if done.returncode != 0:
                 raise AssertionError(f"{command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

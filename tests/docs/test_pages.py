@@ -47,7 +47,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
         if block.language in ("sh", "console") and block.no_test is None:
             for command, _ in pages.commands(block):
                 words = [w for w in command.split() if "=" not in w or not w.split("=")[0].isupper()]
-                assert not words or words[0] in (*pages.FOR_READERS, *pages.RUN, "#"), f"{where}: {command}"
+                assert not words or words[0] in (*pages.FOR_READERS, *pages.RUN, *pages.LOOK, "#"), f"{where}: {command}"
 
 
 def test_few_blocks_do_not_run() -> None:

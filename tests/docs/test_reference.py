@@ -10,8 +10,8 @@ import omniq
 import omniq.errors
 import omniq.operations
 import omniq.testing
-from omniq import config
-from omniq.storage import sqlite_schema
+from omniq import config, models
+from omniq.storage import file_folder, file_index, file_journal, file_ledger, file_lines, file_opening, ledger, sqlite_schema
 from omniq.storage.base import BaseStorage
 from omniq.tasks import Options
 
@@ -116,6 +116,41 @@ def test_every_table_and_column_is_in_the_reference(docs: Path) -> None:
         assert missing(columns, section(page, f"## `{table}`")) == [], table
     assert f"format {sqlite_schema.VERSION}" in page.read_text()
     connection.close()
+
+
+FILE_SECTIONS = {
+    "## Tasks and results": [file_lines.TaskLine, models.Record, models.StoredResult, models.TaskError],
+    "## Keys": [file_lines.KeyLine],
+    "## Events": [file_lines.EventLine],
+    "## Journal": [
+        file_journal.Commit,
+        file_ledger.Rows,
+        ledger.QueueRow,
+        ledger.Lane,
+        omniq.operations.WorkerInfo,
+        file_index.Counters,
+    ],
+    "## `format.json` and `state.json`": [file_opening.Format, file_folder.Meta],
+    "## Locks": [file_folder.Control],
+    "## `corrupt/`": [file_opening.Report],
+}
+
+
+@pytest.mark.parametrize("title", FILE_SECTIONS)
+def test_every_field_of_a_file_is_in_the_reference(docs: Path, title: str) -> None:
+    described = "\n".join(re.findall(r"`[^`\n]+`", section(docs / "reference/file-format.md", title)))
+    for kind in FILE_SECTIONS[title]:
+        assert missing(kind.__struct_fields__, described) == [], kind.__name__
+
+
+def test_every_folder_and_the_format_of_a_file_store_are_in_the_reference(docs: Path) -> None:
+    page = docs / "reference/file-format.md"
+    layout = section(page, "## Layout")
+    assert [name for name in file_opening.FOLDERS if f"{name}/" not in layout] == []
+    assert missing([file_opening.FORMAT_FILE, file_folder.META, "README", file_folder.WRITE_LOCK], layout) == []
+    assert f"format {file_folder.FORMAT}" in page.read_text()
+    for size in (file_folder.SEGMENT_BYTES, file_folder.JOURNAL_BYTES):
+        assert f"{size >> 20} MiB" in page.read_text()
 
 
 def test_the_contract_names_every_operation_field_and_call(docs: Path) -> None:

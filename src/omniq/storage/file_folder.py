@@ -85,6 +85,7 @@ class Folder:
         self.durable = durable
         self.boot = boot
         self._load = load
+        self._synced_journal = 0
         self.store_id = ""
         self.held: dict[str, tuple[Entry, Record]] = {}
         self.wants_compacting = False
@@ -131,7 +132,7 @@ class Folder:
             return None
 
     def set_control(self, busy: bool) -> None:
-        text = f"{self.commit:020d} {'busy' if busy else 'idle'} {self.boot or '-'}\n"
+        text = f"{self.commit:020d} {'busy' if busy else 'idle'} {self.boot or '-':<36}\n"  # as long as the last one
         self.files.write(WRITE_LOCK, 0, text.encode())
 
     def _catch_up(self, upto: int) -> None:
@@ -266,8 +267,9 @@ class Folder:
             self.files.write(path, self.journal_end, record)
             if self.durable:
                 self.files.sync(path)
-                if self.journal_end == 0:
+                if self._synced_journal != self.journal:  # its name, too, whoever made it
                     self.files.sync_folder("journal")
+                    self._synced_journal = self.journal
         except BaseException as exc:
             if not self._retract([segment for segment, *_ in puts]) and isinstance(exc, OSError):
                 raise OutcomeUnknown(
@@ -431,14 +433,14 @@ class Folder:
     def event_segments(self) -> list[Segment]:
         return sorted((s for s in self.segments.values() if s.table == EVENTS), key=lambda s: s.number)
 
-    def damaged_lines(self) -> list[str]:
-        """Which files have lines that do not fit their checksum."""
-        found: list[str] = []
+    def damaged(self) -> list[tuple[Segment, int]]:
+        """Which files have lines that do not fit their checksum, and how many."""
+        found: list[tuple[Segment, int]] = []
         for segment in self.segments.values():
             lines = self.files.read(segment.path, 0, segment.size).split(b"\n")
             bad = sum(1 for line in lines if line.strip() and not is_sealed(line))
             if bad:
-                found.append(f"{segment.path} has {bad} damaged lines")
+                found.append((segment, bad))
         return found
 
     def events_of(self, id: str) -> list[EventRow]:
@@ -489,14 +491,13 @@ class Folder:
 
     def _checkpoint(self, meta: Meta) -> None:
         started = time.monotonic()
-        for path in meta.segments if self.durable else ():
+        for path in meta.segments:  # whatever this process promises: others may have promised more
             try:
                 self.files.sync(path)
             except FileNotFoundError:  # emptied and removed in the meantime
                 continue
-        if self.durable:
-            for folder in (*TABLES, "queue", ""):
-                self.files.sync_folder(folder)
+        for folder in (*TABLES, "queue", ""):
+            self.files.sync_folder(folder)
         self.files.lock()
         try:
             on_disk = self.read_meta()
@@ -511,6 +512,7 @@ class Folder:
         log.debug("%s: checkpoint at commit %d took %.3f s", self.where, meta.commit, time.monotonic() - started)
 
     def read_meta(self) -> Meta | None:
+        self.files.forget(META)  # another process may have put a new one in its place
         try:
             return unsealed_file(self.files.read(META), Meta)
         except (FileNotFoundError, ValueError):
@@ -523,11 +525,9 @@ class Folder:
         """A small file as a whole, by rename: the old one or the new one, never half of it."""
         self.files.remove(f"{path}.tmp")
         self.files.write(f"{path}.tmp", 0, sealed_file(value))
-        if self.durable:
-            self.files.sync(f"{path}.tmp")
+        self.files.sync(f"{path}.tmp")
         self.files.rename(f"{path}.tmp", path)
-        if self.durable:
-            self.files.sync_folder("")
+        self.files.sync_folder("")
 
     def tend(self) -> None:
         """What keeps the folder small, after a commit. If it fails, the commit stands all the same."""

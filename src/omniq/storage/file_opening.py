@@ -25,6 +25,7 @@ from omniq.storage.file_lines import (
     decode_key,
     is_sealed,
 )
+from omniq.storage.files import Kind
 from omniq.storage.ledger import Lane, QueueRow
 
 log = logging.getLogger("omniq.storage")
@@ -83,27 +84,47 @@ def prepare(folder: Folder) -> None:
 
 
 def _refuse_foreign(folder: Folder) -> None:
+    """Nothing of somebody else's is ever taken for ours, and moved aside then."""
     files = folder.files
     there = dict(files.names(""))
-    if FORMAT_FILE in there or META in there:
+    if _is_store(folder, there):
         return
     ours = {"queue": {name.rpartition("/")[2] for name in TABLES if "/" in name}, "results": None, "events": None}
     for name, allowed in ours.items():
-        if name not in there:
-            continue
-        inside = files.names(name) if there[name] == "folder" else [("", "other")]
+        inside = files.names(name) if there.get(name) == "folder" else [("", "other")] if name in there else []
         if not all(n in allowed if allowed is not None else is_segment(n) for n, _ in inside):
-            raise StoreUnavailable(
-                f"{folder.where} is not a store of omniq but has a {name!r} of its own; choose another or an empty folder"
-            )
+            _refuse(folder, name)
+    if JOURNAL in there and not all(is_journal(n) for n, _ in files.names(JOURNAL)):
+        _refuse(folder, JOURNAL)
+    if "queue" not in there:  # else they are ours, and damaged
+        for name in (FORMAT_FILE, META):
+            if name in there:
+                _refuse(folder, name)
+
+
+def _is_store(folder: Folder, there: dict[str, Kind]) -> bool:
+    for name, kind in ((FORMAT_FILE, Format), (META, Meta)):
+        if there.get(name) == "file":
+            try:
+                unsealed_file(folder.files.read(name), kind)
+                return True
+            except ValueError:
+                continue
+    return False
+
+
+def _refuse(folder: Folder, name: str) -> None:
+    raise StoreUnavailable(
+        f"{folder.where} is not a store of omniq but has a {name!r} of its own; choose another or an empty folder"
+    )
 
 
 def load(folder: Folder) -> None:
     """Learn everything from the folder itself, under the lock. What cannot be read goes to `corrupt/`."""
     folder.clear()
-    _tidy(folder)
     meta = _read_meta(folder)
     _read_format(folder, meta)
+    _tidy(folder)
     control = folder.control()
     rebooted = control is None or not control.boot or control.boot != folder.boot
     interrupted = rebooted or (control is not None and control.busy)
@@ -131,6 +152,9 @@ def load(folder: Folder) -> None:
 
 
 def _read_meta(folder: Folder) -> Meta:
+    for name, kind in folder.files.names(""):
+        if name in (FORMAT_FILE, META, "README") and kind != "file":
+            put_aside(folder, name, "it is not a file")
     meta = folder.read_meta()
     if meta is None and folder.files.size(META) is not None:
         put_aside(folder, META, "its checksum is wrong; the journal and the lines tell the rest")
@@ -208,6 +232,10 @@ def _cut_back(folder: Folder, meta: Meta, found: list[Found], done: int) -> None
         folder.cut_back(sizes)
 
 
+def is_journal(name: str) -> bool:
+    return re.fullmatch(r"\d{12}\.log", name, re.ASCII) is not None
+
+
 # -- lines ---------------------------------------------------------------------------------------------
 
 
@@ -223,11 +251,8 @@ def _tidy(folder: Folder) -> None:
             if kind != "file" or not is_segment(name):
                 put_aside(folder, f"{table}/{name}", "it does not belong here")
     for name, kind in files.names(JOURNAL):
-        if kind != "file" or not re.fullmatch(r"\d{12}\.log", name, re.ASCII):
+        if kind != "file" or not is_journal(name):
             put_aside(folder, f"{JOURNAL}/{name}", "it does not belong here")
-    for name, kind in files.names(""):
-        if name in (FORMAT_FILE, META, "README") and kind != "file":
-            put_aside(folder, name, "it is not a file")
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:

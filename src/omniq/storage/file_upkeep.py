@@ -10,7 +10,8 @@ from omniq.models import Record, State
 from omniq.operations import Filter, Page, Retention
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.file_index import Entry
-from omniq.storage.file_opening import CORRUPT
+from omniq.storage.file_lines import EVENTS
+from omniq.storage.file_opening import CORRUPT, mend
 from omniq.storage.file_writer import Section
 from omniq.storage.ledger import Lane
 
@@ -126,10 +127,12 @@ def check_store(section: Section, repair: bool) -> list[str]:
             if repair:
                 right.limit, right.turn = lane.limit, lane.turn
                 section.ledger.save_lane(right)
-    damaged = section.folder.damaged_lines()
-    if damaged and repair:
-        section.folder.stale = True  # whoever enters next learns everything anew, and puts aside what is damaged
-    found += damaged
+    for segment, lines in section.folder.damaged():
+        found.append(f"{segment.path} has {lines} damaged lines")
+        if repair and segment.table == EVENTS:
+            mend(section.folder, segment)
+        elif repair:
+            section.folder.stale = True  # whoever enters next learns everything anew, and puts aside what is damaged
     reports = [name for name, _ in section.folder.files.names(CORRUPT) if name.endswith(".report")]
     found += [
         f"{CORRUPT}/{name} tells what was put aside; delete it and what it names when you have read it" for name in reports
