@@ -32,7 +32,7 @@ from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serial
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.sqlite import SQLiteStorage
-from omniq.tasks import TaskFunction, task
+from omniq.tasks import TaskFunction, handler, task
 from omniq.worker import AsyncWorkerPool, WorkerPool
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "WorkerPool",
     "__version__",
     "current_task",
+    "handler",
     "load_settings",
     "task",
 ]
