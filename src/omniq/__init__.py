@@ -31,6 +31,7 @@ from omniq.queue import AsyncTaskQueue
 from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.redis import RedisStorage
 from omniq.storage.sqlite import SQLiteStorage
 from omniq.tasks import TaskFunction, handler, task
 from omniq.worker import AsyncWorkerPool, WorkerPool
@@ -57,6 +58,7 @@ __all__ = [
     "OmniQError",
     "OutcomeUnknown",
     "QueueCounts",
+    "RedisStorage",
     "Refused",
     "Retry",
     "SQLiteStorage",

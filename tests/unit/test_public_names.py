@@ -15,6 +15,7 @@ PLACES = {
     "omniq.storage.base": ["BaseStorage"],
     "omniq.storage.sqlite": ["SQLiteStorage"],
     "omniq.storage.memory": ["MemoryStorage"],
+    "omniq.storage.redis": ["RedisStorage"],
     "omniq.queue": ["AsyncTaskQueue"],
     "omniq.worker": ["AsyncWorkerPool", "WorkerPool"],
     "omniq.config": ["Settings", "load_settings"],

@@ -8,10 +8,15 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from omniq.errors import ConfigError
 
-KNOWN = "memory://, sqlite:///path.db, sqlite:////absolute/path.db"
+KNOWN = "memory://, sqlite:///path.db, sqlite:////absolute/path.db, redis://host:6379/0"
 
 # By name, not by import: drivers import the contract, and the contract finds drivers here.
-DRIVERS = {"memory": "omniq.storage.memory:MemoryStorage", "sqlite": "omniq.storage.sqlite:SQLiteStorage"}
+DRIVERS = {
+    "memory": "omniq.storage.memory:MemoryStorage",
+    "sqlite": "omniq.storage.sqlite:SQLiteStorage",
+    "redis": "omniq.storage.redis:RedisStorage",
+    "rediss": "omniq.storage.redis:RedisStorage",
+}
 
 
 def open_url(url: str, options: dict[str, Any]) -> Any:
@@ -19,7 +24,12 @@ def open_url(url: str, options: dict[str, Any]) -> Any:
     scheme = url.partition(":")[0]
     if scheme not in DRIVERS:
         raise ConfigError(f"storage URL {mask(url)!r}: unknown scheme {scheme!r}; use one of {KNOWN}")
-    given = {"path": sqlite_path(url), **sqlite_options(url)} if scheme == "sqlite" else _options(url, set())
+    if scheme == "sqlite":
+        given = {"path": sqlite_path(url), **sqlite_options(url)}
+    elif scheme == "memory":
+        given = _options(url, set())
+    else:
+        given = {"url": url}
     module, _, name = DRIVERS[scheme].partition(":")
     return getattr(importlib.import_module(module), name)(**{**given, **options})
 
