@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
+from support.redis_server import Server, running
 
 from omniq.storage.redis import RedisStorage
 from omniq.testing import FakeClock, conformance
 from omniq.testing.stateful import driver_machine
-from tests.support.redis_server import Server, running
 
 _servers: list[Server] = []
 _databases = itertools.cycle(range(16))

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.redis_server import Cluster
 
 from omniq.errors import CrossQueue, Refused
 from omniq.models import Blocker, State, new_token
 from omniq.operations import Ack, Enqueue, Reserve, Reserved
 from omniq.storage.redis import RedisStorage
 from omniq.testing import FakeClock, conformance
-from tests.support.redis_server import Cluster
 
 _clusters: list[Cluster] = []
 

@@ -509,15 +509,9 @@ def _error_of(fields: Hash) -> TaskError | None:
     whole, words = fields.get(b"error"), _text(fields, b"last_error")
     if whole:
         error = _decode_error(whole)
-        if words is None or words == words_of(error) or error.type == "ForeignError":
+        if words is None or words == words_of(error):
             return error
-    return None if words is None else foreign_error(words)
-
-
-def foreign_error(words: str) -> TaskError:
-    """`TypeName: message`, as other clients write a handler's exception."""
-    kind, colon, message = words.partition(": ")
-    return TaskError(kind, message) if colon and kind.replace(".", "_").isidentifier() else TaskError("Error", words)
+    return None if words is None else TaskError.from_text(words)
 
 
 def result_of(task_id: str, value: bytes) -> StoredResult:

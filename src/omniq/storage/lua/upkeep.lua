@@ -56,7 +56,11 @@ local function settle_failed(t)
   local q, to = t.q, t.dead_queue
   store.adopt(t)
   local words = text(run('HGET', t.key, 'last_error'))
-  local failure = words and '{"type":"ForeignError","message":' .. cjson.encode(words) .. ',"traceback":""}' or nil
+  local failure
+  if words then
+    local kind, message = string.match(words, '^([%w_.]+): (.+)$')
+    failure = '{"type":' .. cjson.encode(kind or '') .. ',"message":' .. cjson.encode(message or words) .. ',"traceback":""}'
+  end
   set(t, 'finished_ms', digits(now))
   set(t, 'error', failure or '')
   local ttl_ms = t.result_ttl_us and math.ceil(t.result_ttl_us / 1000) or DEFAULT_TTL_MS
