@@ -14,6 +14,11 @@ T = ContractClient.now_ms() + 3_600_000
 
 
 @pytest.fixture
+def storage(every_storage: BaseStorage) -> BaseStorage:
+    return every_storage
+
+
+@pytest.fixture
 def client(storage: BaseStorage) -> Iterator[ContractClient]:
     with ContractClient(storage) as made:
         yield made

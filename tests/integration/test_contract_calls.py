@@ -15,6 +15,11 @@ T = ContractClient.now_ms() + HOUR  # all calls that take a time are given one, 
 
 
 @pytest.fixture
+def storage(every_storage: BaseStorage) -> BaseStorage:
+    return every_storage
+
+
+@pytest.fixture
 def client(storage: BaseStorage) -> Iterator[ContractClient]:
     with ContractClient(storage) as made:
         yield made

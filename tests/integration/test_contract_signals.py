@@ -44,9 +44,9 @@ class Consumer:
 Start = Callable[[str, bool], Consumer]
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/q.db?durability=process"
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> str:
+    return redis_url if request.param == "redis" else f"sqlite:///{tmp_path}/q.db?durability=process"
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_an_idle_consumer_leaves_at_once(client: ContractClient, start: Start, m
 
 
 def test_the_job_of_a_killed_consumer_runs_again(client: ContractClient, start: Start) -> None:
-    job_id = client.publish("q", {}, backoff_ms=1)
+    job_id = client.publish("q", {}, backoff_ms=1, timeout_ms=600)
     first = start("caller", True)
     first.begun()
     first.popen.kill()

@@ -14,6 +14,11 @@ from omniq.errors import Invalid
 from omniq.tasks import HANDLERS
 
 
+@pytest.fixture
+def storage(every_storage: BaseStorage) -> BaseStorage:
+    return every_storage
+
+
 @pytest.fixture(autouse=True)
 def no_handlers_left() -> Iterator[None]:
     before = dict(HANDLERS)

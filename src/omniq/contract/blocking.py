@@ -33,7 +33,7 @@ from omniq.storage.base import BaseStorage
 
 T = TypeVar("T")
 
-STOP_S = 0.05  # how often a given `stop` is looked at
+LOOK_UP_S = 0.05  # how often an idle caller looks at `stop`, and hears of a signal that came just before it began to wait
 
 
 class ContractClient:
@@ -231,21 +231,11 @@ class ContractClient:
             raise TypeError("an async handler needs an AsyncContractClient")
         if self._closed:
             raise DriverClosed("this ContractClient was closed; make a new one")
-        name = queue_name(queue)
         here = InCaller(handler)
         there = None if concurrency == 1 else InThreads(handler)
-        consumer = Consumer(self.storage, name, there or here, concurrency=concurrency, poll_interval=poll_interval)
-        running = self._portal.start(consumer.run())
-        running.add_done_callback(lambda _: here.close())
-        try:
-            self._serve(consumer, here, drain, stop, signals)
-            running.result()
-        finally:
-            if there is not None:
-                there.close()
-
-    def _serve(self, consumer: Consumer, here: InCaller, drain: bool, stop: threading.Event | None, signals: bool) -> None:
-        """In the caller's thread, until the consumer has ended: run what it hands over, and hear of signals and `stop`."""
+        consumer = Consumer(
+            self.storage, queue_name(queue), there or here, concurrency=concurrency, poll_interval=poll_interval
+        )
         tell = self._portal.soon
 
         def abandon() -> None:
@@ -253,18 +243,28 @@ class ContractClient:
             if here.busy:
                 raise Abandoned
 
-        timeout = None if stop is None else STOP_S
-        with caught(Decision(drain, lambda: tell(consumer.stop), abandon), wanted=signals):
-            while True:
-                try:
-                    if not here.serve(timeout):
-                        return
-                    if stop is not None and stop.is_set():
-                        timeout = stop = None
-                        tell(consumer.stop)
-                except Abandoned:  # the consumer hands the job back
-                    continue
-                except BaseException:  # such as a KeyboardInterrupt that nobody caught: leave in good order all the same
-                    tell(consumer.abandon)
-                    here.discard()
-                    raise
+        try:
+            with caught(Decision(drain, lambda: tell(consumer.stop), abandon), wanted=signals):
+                running = self._portal.start(consumer.run())
+                running.add_done_callback(lambda _: here.close())
+                self._serve(consumer, here, stop)
+            running.result()
+        finally:
+            if there is not None:
+                there.close()
+
+    def _serve(self, consumer: Consumer, here: InCaller, stop: threading.Event | None) -> None:
+        """In the caller's thread, until the consumer has ended: run what it hands over, and hear of signals and `stop`."""
+        while True:
+            try:
+                if not here.serve(LOOK_UP_S):
+                    return
+                if stop is not None and stop.is_set():
+                    stop = None
+                    self._portal.soon(consumer.stop)
+            except Abandoned:  # the consumer hands the job back
+                continue
+            except BaseException:  # such as a KeyboardInterrupt that nobody caught: leave in good order all the same
+                self._portal.soon(consumer.abandon)
+                here.discard()
+                raise

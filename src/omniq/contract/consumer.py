@@ -64,7 +64,7 @@ class Consumer:
         self._runs: set[_Run] = set()
         self._outbox: list[tuple[Operation, ...]] = []
         self._unsent: tuple[list[tuple[Operation, ...]], bool] | None = None
-        self._wake = asyncio.Event()
+        self._wake, self._ended = asyncio.Event(), asyncio.Event()
         self._stopping = self._abandoned = False
         self._dry = self._paused = self._known = False
         self._seen = self._failures = 0
@@ -114,7 +114,7 @@ class Consumer:
                 raise
         finally:
             upkeep.end.set()
-            helpers[1].cancel()
+            self._ended.set()
             await asyncio.gather(*helpers, return_exceptions=True)
             await asyncio.to_thread(self._heartbeat.stop)
             with contextlib.suppress(StoreError):
@@ -123,14 +123,14 @@ class Consumer:
 
     async def _promote(self) -> None:
         """On stores with lanes; others find due jobs by their time."""
-        while not self._storage.capabilities.due_order:
+        while not self._storage.capabilities.due_order and not self._ended.is_set():
             try:
                 moved = await self._storage.promote(self._queue)
                 if moved:
                     log.debug("promoted %d delayed jobs of %s", moved, self._queue, extra={"queue": self._queue})
             except StoreError as exc:
                 log.warning("delayed jobs could not be promoted, it will be tried again: %s", exc, extra={"queue": self._queue})
-            await asyncio.sleep(PROMOTE_S * random.uniform(0.8, 1.2))  # noqa: S311
+            await _first(self._ended, PROMOTE_S * random.uniform(0.8, 1.2))  # noqa: S311
 
     # -- turns -------------------------------------------------------------------------------------
 
@@ -144,7 +144,8 @@ class Consumer:
                 if self._stopping and self._failures >= LAST_TRIES:
                     log.error("leaving without the store; what was not stored comes back by its lease")
                     return
-                await self._woken(min(0.05 * 2 ** min(self._failures, 8), MAX_BACK_OFF_S) * random.uniform(0.5, 1))  # noqa: S311
+                pause = min(0.05 * 2 ** min(self._failures, 8), MAX_BACK_OFF_S)
+                await _first(self._wake, pause * random.uniform(0.5, 1))  # noqa: S311
             elif not self._outbox:
                 await self._rest()
 
@@ -212,7 +213,7 @@ class Consumer:
         try:
             await asyncio.wait((bell, waiting), return_when=asyncio.FIRST_COMPLETED)
             if bell.done() and isinstance(bell.exception(), StoreError):
-                await self._woken(OVERDUE_S)
+                await _first(self._wake, OVERDUE_S)
         finally:
             for task in (bell, waiting):
                 task.cancel()
@@ -225,11 +226,6 @@ class Consumer:
             return self._poll_s
         left = (self._next_at_us - self._storage.clock()) / 1e6
         return min(self._poll_s, left if left > 0 else OVERDUE_S)
-
-    async def _woken(self, timeout: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._wake.wait()
 
     # -- jobs --------------------------------------------------------------------------------------
 
@@ -290,6 +286,13 @@ class Consumer:
                 log.warning("the lease of job %s was lost; its end will not be stored", record.id, extra=log_fields(record))
                 if self._handlers.interruptible and run.task is not None:
                     run.task.cancel()
+
+
+async def _first(event: asyncio.Event, timeout: float) -> None:
+    """Until the event is set or the time is over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await event.wait()
 
 
 def _ran_us(run: _Run) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import queue
@@ -88,8 +89,8 @@ class InCaller:
         """From any thread: let `serve` return."""
         self._calls.put(None)
 
-    def serve(self, timeout: float | None) -> bool:
-        """In the caller's thread: wait for one job and run it. False when there will be no more."""
+    def serve(self, timeout: float) -> bool:
+        """In the caller's thread: wait for one job, for so long, and run it. False when there will be no more."""
         try:
             call = self._calls.get(timeout=timeout)
         except queue.Empty:
@@ -111,8 +112,10 @@ class InCaller:
 
     def discard(self) -> None:
         """In the caller's thread: wait for the end without running anything."""
-        while self._calls.get() is not None:
-            pass
+        while True:
+            with contextlib.suppress(queue.Empty):
+                if self._calls.get(timeout=0.1) is None:
+                    return
 
 
 def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
