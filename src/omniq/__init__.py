@@ -32,8 +32,9 @@ from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serial
 from omniq.storage.base import BaseStorage
 from omniq.storage.file import FileStorage
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.redis import RedisStorage
 from omniq.storage.sqlite import SQLiteStorage
-from omniq.tasks import TaskFunction, task
+from omniq.tasks import TaskFunction, handler, task
 from omniq.worker import AsyncWorkerPool, WorkerPool
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "OmniQError",
     "OutcomeUnknown",
     "QueueCounts",
+    "RedisStorage",
     "Refused",
     "Retry",
     "SQLiteStorage",
@@ -83,6 +85,7 @@ __all__ = [
     "WorkerPool",
     "__version__",
     "current_task",
+    "handler",
     "load_settings",
     "task",
 ]

@@ -11,7 +11,9 @@
     │   │   └── LeaseExpired
     │   ├── LeaseHeld            a reaper came too early
     │   ├── DuplicateId  IdempotencyConflict
-    │   └── NotDead  NotWaiting  CrossQueue  RunClosed
+    │   ├── NotDead  NotWaiting  CrossQueue  RunClosed
+    │   └── ContractError        what `omniq.contract` raises, with a code
+    │       └── LeaseLost        NOT_ACTIVE, TOKEN_MISMATCH
     └── StoreError               the store failed
         ├── StoreUnavailable  StoreFull  StoreTooNew  DriverClosed  EventsLost
         └── OutcomeUnknown       sent, but no answer: send the same call again with repeat=True
@@ -114,6 +116,21 @@ class CrossQueue(Refused):
 
 class RunClosed(Refused):
     """The staged run was already committed or aborted."""
+
+
+class ContractError(Refused, RuntimeError):
+    """A refusal of `omniq.contract`. `code` is the word that clients of every language know; the text ends in it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{message}: {code}")
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[ContractError], tuple[str, str]]:
+        return type(self), (self.code, str(self).removesuffix(f": {self.code}"))
+
+
+class LeaseLost(ContractError):
+    """The lease is not held under this token any more (NOT_ACTIVE, TOKEN_MISMATCH): stop working on the job."""
 
 
 class StoreError(OmniQError):

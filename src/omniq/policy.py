@@ -70,7 +70,7 @@ def next_run(task: Record, now_us: int) -> int | None:
 
 def after_failure(
     task: Record,
-    error: TaskError,
+    error: TaskError | None,
     now_us: int,
     random: float,
     *,

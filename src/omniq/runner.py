@@ -21,7 +21,7 @@ from omniq.queue import AsyncTaskQueue
 from omniq.runnable import Runnable
 from omniq.tasks import NotRunnable, Resolver
 from omniq.threads import TaskThreads
-from omniq.translate import decode_call
+from omniq.translate import PAYLOAD_ONLY, called_name, decode_call
 
 log = logging.getLogger("omniq.worker")
 
@@ -62,7 +62,7 @@ class Runner:
         self.running: dict[str, Run] = {}
         self.leaving = False
         self.done = self.failed = self.retried = 0
-        self._runnables: dict[str, Runnable] = {}
+        self._runnables: dict[tuple[str, str], Runnable] = {}
         self._joint: dict[str, Run] = {}  # ended runs whose ack carries what they enqueued
         self._next_deadline = math.inf
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -132,10 +132,12 @@ class Runner:
 
     async def _call(self, run: Run) -> Any:
         record = run.record
-        runnable = self._runnables.get(record.name)
-        if runnable is None:
-            runnable = self._runnables[record.name] = Runnable(self._resolver.resolve(record.name))
         try:
+            name = called_name(record, self._queue.serializer)
+            place = (name, record.queue if name == PAYLOAD_ONLY else "")
+            runnable = self._runnables.get(place)
+            if runnable is None:
+                runnable = self._runnables[place] = Runnable(self._resolver.resolve(*place))
             args, kwargs = decode_call(record, self._queue.serializer)
         except SerializationError as exc:
             raise Unrecoverable(f"SerializationError: {exc}") from exc

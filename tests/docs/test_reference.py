@@ -1,5 +1,6 @@
 """The reference pages are complete: every public name, error, setting, option, event, table and operation is there."""
 
+import inspect
 import re
 import sqlite3
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import omniq
+import omniq.contract
 import omniq.errors
 import omniq.operations
 import omniq.testing
@@ -50,6 +52,17 @@ def test_every_public_method_is_in_the_api_reference(docs: Path, kind: type) -> 
     inner = {"enqueue_call", "store", "record", "batches", "unsent_progress", "on_progress"}
     names = [name for name in vars(kind) if not name.startswith("_") and name not in inner]
     assert missing(names, code(docs / "reference/api.md")) == []
+
+
+def test_every_name_and_call_of_the_contract_is_in_its_page(docs: Path) -> None:
+    page = docs / "reference/contract.md"
+    assert missing(omniq.contract.__all__, code(page)) == []
+    calls = [name for name in vars(omniq.contract.ContractClient) if not name.startswith("_")]
+    fields = [*omniq.contract.Job.__struct_fields__, *omniq.contract.JobContext.__struct_fields__]
+    assert missing([*calls, *fields], code(page)) == []
+    for name, parameter in inspect.signature(omniq.contract.ContractClient.publish).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            assert f"{name}={parameter.default}" in page.read_text()
 
 
 def test_every_error_is_in_the_reference(docs: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.redis_server import Server, running
 
 from omniq import AsyncOmniQ, BaseStorage, MemoryStorage, Settings, SQLiteStorage
 
@@ -18,6 +19,29 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseStor
         made: BaseStorage = MemoryStorage()
     else:
         made = SQLiteStorage(tmp_path / "q.db", durability="process")
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: Server) -> str:
+    """An empty Redis."""
+    with redis_server.client() as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def every_storage(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> Iterator[BaseStorage]:
+    """For what must be the same on a network store too."""
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/q.db?durability=process", "redis": redis_url}
+    made = BaseStorage.from_url(urls[request.param])
     yield made
     asyncio.run(made.close())
 

@@ -16,6 +16,7 @@ PLACES = {
     "omniq.storage.sqlite": ["SQLiteStorage"],
     "omniq.storage.file": ["FileStorage"],
     "omniq.storage.memory": ["MemoryStorage"],
+    "omniq.storage.redis": ["RedisStorage"],
     "omniq.queue": ["AsyncTaskQueue"],
     "omniq.worker": ["AsyncWorkerPool", "WorkerPool"],
     "omniq.config": ["Settings", "load_settings"],

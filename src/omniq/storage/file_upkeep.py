@@ -65,6 +65,9 @@ def purge_store(section: Section, retention: Retention, now_us: int, limit: int)
         if info.seen_at_us <= now_us - retention.workers_us:
             ledger.beat(info, True, now_us)
             gone += 1
+    for key in [key for key, fan_in in index.fan_ins.items() if fan_in.expires_us <= now_us]:
+        ledger.delete_fan_in(key)
+        gone += 1
     idle = [lane for lanes in index.lanes.values() for lane in lanes.values() if lane.members == 0 and lane.limit == 0]
     for lane in idle[:limit]:
         ledger.delete_lane(lane)

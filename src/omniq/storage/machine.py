@@ -35,12 +35,14 @@ from omniq.operations import (
     Beaten,
     Cancel,
     Cancelled,
+    CountFanIn,
     Enqueue,
     Enqueued,
     Extend,
     Extended,
     Fail,
     Failed,
+    OpenFanIn,
     Operation,
     Outcome,
     Progress,
@@ -57,6 +59,7 @@ from omniq.operations import (
     Retried,
     Retry,
 )
+from omniq.storage.fan_in import count_fan_in, open_fan_in
 from omniq.storage.ledger import Key, Ledger, QueueRow
 from omniq.storage.refusals import Refusals
 
@@ -88,6 +91,12 @@ class Machine:
             Requeue: checks.dead,
             Remove: checks.remove,
         }
+        self._alone: dict[type[Operation], Callable[[Any, int, bool], Outcome | Refused]] = {
+            Reserve: self._reserve,
+            Beat: self._beat,
+            OpenFanIn: lambda op, now_us, _: open_fan_in(ledger, op, now_us),
+            CountFanIn: lambda op, now_us, _: count_fan_in(ledger, op, now_us),
+        }
         self._writes: dict[type[Operation], Callable[[Any, Any, int], Outcome]] = {
             Enqueue: self._enqueue,
             Ack: self._ack,
@@ -105,12 +114,10 @@ class Machine:
     def run(self, transaction: Sequence[Operation], now_us: int, repeat: bool = False) -> list[Outcome] | Refused:
         """One transaction: check everything, then write everything."""
         if len(transaction) == 1:
-            op = transaction[0]
-            if isinstance(op, Reserve):
-                return [self._reserve(op, now_us, repeat)]
-            if isinstance(op, Beat):
-                self.ledger.beat(op.info, op.gone, now_us)
-                return [Beaten()]
+            alone = self._alone.get(type(transaction[0]))
+            if alone is not None:
+                answer = alone(transaction[0], now_us, repeat)
+                return answer if isinstance(answer, Refused) else [answer]
         found: list[Any] = []
         keys: dict[tuple[str, str], str] = {}
         for op in transaction:
@@ -148,6 +155,10 @@ class Machine:
             if isinstance(op, Reschedule):
                 return Rescheduled(due_us=known.due_us)
         return self._writes[type(op)](op, known, now_us)
+
+    def _beat(self, op: Beat, now_us: int, _: bool) -> Outcome:
+        self.ledger.beat(op.info, op.gone, now_us)
+        return Beaten()
 
     # -- enqueue -----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from omniq.models import Record, State, StoredResult
 from omniq.operations import Enqueue, WorkerInfo
 from omniq.storage import sqlite_rows
-from omniq.storage.ledger import Key, Lane, QueueRow
+from omniq.storage.ledger import FanIn, Key, Lane, QueueRow
 
 MAX_HELD = 20_000
 
@@ -379,3 +379,22 @@ class SQLiteLedger:
             self._db.execute("DELETE FROM workers WHERE worker=?", (info.worker,))
         else:
             self._db.execute("INSERT OR REPLACE INTO workers VALUES (?,?,?)", (info.worker, now_us, sqlite_rows.encode(info)))
+
+    def fan_in(self, key: str) -> FanIn | None:
+        found = self._db.execute('SELECT expected, "left", expires_at FROM fan_ins WHERE key=?', (key,)).fetchone()
+        return FanIn(*found) if found else None
+
+    def save_fan_in(self, key: str, value: FanIn) -> None:
+        row = (key, value.expected, value.left, value.expires_us)
+        self._db.execute("INSERT OR REPLACE INTO fan_ins VALUES (?,?,?,?)", row)
+
+    def delete_fan_in(self, key: str) -> None:
+        self._db.execute("DELETE FROM fan_ins WHERE key=?", (key,))
+        self._db.execute("DELETE FROM fan_in_members WHERE key=?", (key,))
+
+    def counted(self, key: str, member: str) -> int | None:
+        found = self._db.execute('SELECT "left" FROM fan_in_members WHERE key=? AND member=?', (key, member)).fetchone()
+        return found[0] if found else None
+
+    def count(self, key: str, member: str, left: int) -> None:
+        self._db.execute("INSERT INTO fan_in_members VALUES (?,?,?)", (key, member, left))

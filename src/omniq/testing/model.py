@@ -33,6 +33,7 @@ class Task:
     ended_by: str | None = None
     cancel: bool = False
     returned: bool = False
+    place: int = 0
     waits: set[str] = dataclasses.field(default_factory=set[str])
 
 
@@ -44,7 +45,10 @@ class No(Exception):
 
 
 class Model:
-    def __init__(self) -> None:
+    """`due_order` False: a lane is in the order of arrival, and an enqueue brings in what fell due before it."""
+
+    def __init__(self, due_order: bool = True) -> None:
+        self.due_order = due_order
         self.tasks: dict[str, Task] = {}
         self.results: dict[str, State] = {}
         self.keys: dict[tuple[str, str], tuple[str, str, int]] = {}  # task id, fingerprint, end of life
@@ -53,6 +57,7 @@ class Model:
         self.turns: dict[str, bool] = {}  # True: groups are next
         self.paused: set[str] = set()
         self.seq = 0
+        self.places = 0
 
     def run(self, transaction: Sequence[ops.Operation], now: int) -> list[ops.Outcome] | type[errors.Refused]:
         """Everything but Reserve: all of it, or the error and no change."""
@@ -69,6 +74,9 @@ class Model:
         task.state = state
         if state is not State.RUNNING:
             task.token = None
+        if state is State.READY:
+            self.places += 1
+            task.place = self.places
         self.look_at_lane(task.queue, task.op.group)
 
     def members(self, queue: str, group: str | None, state: State) -> list[Task]:
@@ -92,10 +100,13 @@ class Model:
         grouped = self.lanes.get(queue, [])[:1]
         sides: list[str | None] = [*grouped, None] if self.turns.get(queue, True) else [None, *grouped]
         for group in sides:
-            ready = sorted(self.members(queue, group, State.READY), key=lambda t: (not t.returned, t.due, t.seq))
+            ready = sorted(self.members(queue, group, State.READY), key=self.order)
             if ready:
                 return [t for t in ready if t.returned] or ready[:1]
         return []
+
+    def order(self, task: Task) -> tuple[bool, int, int]:
+        return (not task.returned, task.due, task.seq) if self.due_order else (not task.returned, task.place, 0)
 
     def promote(self, queue: str, now: int) -> int:
         due = [t for t in self.tasks.values() if t.queue == queue and t.state is State.SCHEDULED and t.due <= now]
@@ -184,6 +195,8 @@ class Model:
             if op.on_conflict != "return" and self.tasks[op.id].op.fingerprint != op.fingerprint:
                 raise No(errors.DuplicateId)
             return ops.Enqueued(id=op.id, existed=True, state=self.tasks[op.id].state)
+        if not self.due_order:
+            self.promote(op.queue, now)
         self.seq += 1
         due = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
         task = Task(op, op.queue, due, self.seq, due if op.delay_us else op.eta_us, op.dead_queue)

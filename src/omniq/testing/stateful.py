@@ -87,7 +87,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.runner = asyncio.Runner()
         self.store = type(self).make_storage(self.clock)
-        self.model = Model()
+        self.model = Model(due_order=self.store.capabilities.due_order)
         self.numbers = itertools.count(1)
         self.old_tokens: dict[str, str] = {}
 

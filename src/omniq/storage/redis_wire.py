@@ -1,0 +1,562 @@
+"""Operations as the script reads them, and what it and the keys say as outcomes, records, results and events.
+
+Redis keeps milliseconds: moments and durations are rounded up on their way in, `now` is rounded down, the exact `eta` stands in
+a field of its own. A hash that another client wrote lacks our fields, or has those of a task that it overwrote; `own` tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from omniq import errors
+from omniq.errors import IdempotencyConflict, Refused
+from omniq.models import Blocker, Record, State, StoredResult, TaskError
+from omniq.operations import (
+    Ack,
+    Acked,
+    Beat,
+    Beaten,
+    Cancel,
+    Cancelled,
+    CountFanIn,
+    Enqueue,
+    Enqueued,
+    EventRow,
+    Extend,
+    Extended,
+    Fail,
+    Failed,
+    FannedIn,
+    Held,
+    OnTask,
+    OpenFanIn,
+    Operation,
+    Outcome,
+    Progress,
+    Release,
+    Released,
+    Remove,
+    Removed,
+    Requeue,
+    Requeued,
+    Reschedule,
+    Rescheduled,
+    Reserve,
+    Reserved,
+    Retried,
+    Retry,
+    WorkerInfo,
+)
+
+Hash = dict[bytes, bytes]
+Command = tuple[Any, ...]
+
+DEFAULT_LEASE_MS = 30_000
+DEFAULT_ATTEMPTS = 4  # what other clients are told when the core's default is meant
+DEFAULT_BACKOFF_MS = 1000
+FOREIGN_LEASE_MS = 60_000
+MAX_WORDS = 4096  # bytes of `last_error` that other clients keep
+
+_STATES: list[State] = list(State)
+_WORDS = {
+    b"wait": State.READY,
+    b"delayed": State.SCHEDULED,
+    b"active": State.RUNNING,
+    b"completed": State.DONE,
+    b"failed": State.DEAD,
+    b"blocked": State.BLOCKED,
+    b"cancelled": State.CANCELLED,
+}
+_BASE = re.compile(r"\bbase=(\d+)")
+
+encode_json = msgspec.json.Encoder().encode
+encode_call = msgspec.msgpack.Encoder().encode
+_decode_error = msgspec.json.Decoder(TaskError).decode
+_decode_blockers = msgspec.json.Decoder(tuple[Blocker, ...]).decode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+_decode_worker = msgspec.json.Decoder(WorkerInfo).decode
+_decode_body = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_events = msgspec.msgpack.Decoder(tuple[int, list[tuple[Any, ...]]]).decode
+
+
+def ms_up(us: int) -> int:
+    return -(-us // 1000)
+
+
+def ms_down(us: int) -> int:
+    return us // 1000
+
+
+def maybe_up(us: int | None) -> int | None:
+    return None if us is None else -(-us // 1000)
+
+
+def words_of(error: TaskError | None) -> str:
+    """An error as other clients show it: one line, cut where they cut."""
+    if error is None:
+        return ""
+    return str(error).encode()[:MAX_WORDS].decode("utf-8", "ignore")
+
+
+# -- down ----------------------------------------------------------------------------------------
+
+
+def encode_operation(op: Operation) -> dict[str, Any]:
+    """What the script reads; what is not given is left out."""
+    made = {k: _blob(v) if type(v) is bytes else v for k, v in _ENCODERS[type(op)](op).items() if v is not None}
+    made["kind"] = type(op).__name__.lower()
+    return made
+
+
+def _blob(data: bytes) -> msgspec.Raw:
+    """Bytes as a msgpack string: the server's Lua knows no binary type, and its strings are bytes."""
+    size = len(data)
+    if size < 32:
+        head = bytes((0xA0 | size,))
+    elif size < 1 << 8:
+        head = b"\xd9" + size.to_bytes(1, "big")
+    elif size < 1 << 16:
+        head = b"\xda" + size.to_bytes(2, "big")
+    else:
+        head = b"\xdb" + size.to_bytes(4, "big")
+    return msgspec.Raw(head + data)
+
+
+def _enqueue(op: Enqueue) -> dict[str, Any]:
+    payload = op.payload
+    auto = "" if op.max_attempts else "m"
+    if op.lease_us is None:
+        auto += "l"
+    if payload is None:
+        auto, payload = auto + "p", b"null"
+    base = _BASE.search(op.backoff) if op.backoff else None
+    lease = DEFAULT_LEASE_MS if op.lease_us is None else ms_up(op.lease_us)
+    fields: list[str | msgspec.Raw] = [
+        "id",
+        op.id,
+        "name",
+        op.name,
+        "payload",
+        _blob(payload),
+        "max_attempts",
+        str(op.max_attempts or DEFAULT_ATTEMPTS),
+        "timeout_ms",
+        str(lease),
+        "backoff_ms",
+        base[1] if base else str(DEFAULT_BACKOFF_MS),
+    ]
+    for name, value in (
+        ("gid", op.group),
+        ("auto", auto),
+        ("backoff", op.backoff),
+        ("fingerprint", op.fingerprint),
+        ("origin", op.origin),
+        ("idempotency_key", op.idempotency_key),
+        ("dead_queue", op.dead_queue),
+        ("encoding", op.encoding if op.encoding != "json" else ""),
+    ):
+        if value:
+            fields += (name, value)
+    for name, number in (
+        ("timeout_us", op.timeout_us),
+        ("interval_us", op.interval_us),
+        ("result_ttl_us", op.result_ttl_us),
+        ("eta_us", op.eta_us),
+    ):
+        if number is not None:
+            fields += (name, str(number))
+    if op.headers is not None:
+        fields += ("headers", _blob(encode_json(op.headers)))
+    if op.blocked_by:
+        fields += ("blocked_by", _blob(encode_json(op.blocked_by)))
+    made: dict[str, Any] = {
+        "queue": op.queue,
+        "id": op.id,
+        "name": op.name,
+        "fields": fields,
+        "lease": lease,
+        "fingerprint": op.fingerprint,
+        "data": b'{"payload_bytes":%d}' % (0 if op.payload is None else len(op.payload)),
+        "group": op.group,
+        "group_limit": op.group_limit or None,
+        "dead_queue": op.dead_queue,
+        "interval_us": None if op.interval_us is None else str(op.interval_us),
+        "result_ttl_us": None if op.result_ttl_us is None else str(op.result_ttl_us),
+        **_moment(op),
+    }
+    if op.on_conflict != "error":
+        made["on_conflict"] = op.on_conflict
+    if op.blocked_by:
+        made["blocked_by"], made["dead_blockers"] = op.blocked_by, op.dead_blockers
+    if op.idempotency_key is not None:
+        made["key"], made["key_ttl"] = op.idempotency_key, ms_up(op.key_ttl_us)
+    return made
+
+
+def _moment(op: Enqueue | Reschedule | Requeue) -> dict[str, Any]:
+    eta = op.eta_us
+    return {"eta": maybe_up(eta), "eta_us": None if eta is None else str(eta), "delay": maybe_up(op.delay_us)}
+
+
+def _reserve(op: Reserve) -> dict[str, Any]:
+    return {
+        "queues": op.queues,
+        "token": op.token,
+        "limit": op.limit,
+        "lease": maybe_up(op.lease_us),
+        "worker": op.worker,
+    }
+
+
+def _target(op: OnTask) -> dict[str, Any]:
+    return {"queue": op.queue, "id": op.id}
+
+
+def _held(op: Held) -> dict[str, Any]:
+    return {"queue": op.queue, "id": op.id, "token": op.token, "late": op.late or None}
+
+
+def _ack(op: Ack) -> dict[str, Any]:
+    size = 0 if op.result is None else len(op.result)
+    data = b'{"result_bytes":%d}' % size if op.ran_us is None else b'{"ran_us":%d,"result_bytes":%d}' % (op.ran_us, size)
+    return {**_held(op), "result": op.result, "encoding": op.encoding, "data": data, "again": maybe_up(op.again_us)}
+
+
+def _failure(op: Retry | Fail) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    if op.error is not None:
+        data["error"] = {"type": op.error.type, "message": op.error.message[:500]}
+    if op.ran_us is not None:
+        data["ran_us"] = op.ran_us
+    if op.lost is not None:
+        data["lost"] = op.lost
+    return {
+        **_held(op),
+        "error": None if op.error is None else encode_json(op.error),
+        "words": words_of(op.error),
+        "data": encode_json(data) if data else None,
+        "lost": op.lost,
+    }
+
+
+def _retry(op: Retry) -> dict[str, Any]:
+    return {**_failure(op), "delay": maybe_up(op.delay_us), "due": maybe_up(op.due_us), "attempts": op.attempts}
+
+
+def _fail(op: Fail) -> dict[str, Any]:
+    return {**_failure(op), "again": maybe_up(op.again_us)}
+
+
+def _extend(op: Extend) -> dict[str, Any]:
+    return {**_held(op), "lease": maybe_up(op.lease_us)}
+
+
+def _progress(op: Progress) -> dict[str, Any]:
+    return {**_held(op), "progress": op.data, "data": b'{"progress":%b}' % op.data}
+
+
+def _cancel(op: Cancel) -> dict[str, Any]:
+    error = None if op.error is None else encode_json(op.error)
+    return {**_target(op), "token": op.token, "lost": op.lost, "error": error, "words": words_of(op.error)}
+
+
+def _reschedule(op: Reschedule) -> dict[str, Any]:
+    return {**_target(op), **_moment(op)}
+
+
+def _requeue(op: Requeue) -> dict[str, Any]:
+    return {**_target(op), **_moment(op), "reset_attempts": op.reset_attempts or None}
+
+
+def _remove(op: Remove) -> dict[str, Any]:
+    return {**_target(op), "if_state": None if op.if_state is None else int(op.if_state)}
+
+
+def _beat(op: Beat) -> dict[str, Any]:
+    return {"worker": op.info.worker, "gone": op.gone or None, "info": encode_json(op.info)}
+
+
+def _open_fan_in(op: OpenFanIn) -> dict[str, Any]:
+    return {"key": op.key, "expected": op.expected, "ttl": ms_up(op.ttl_us)}
+
+
+def _count_fan_in(op: CountFanIn) -> dict[str, Any]:
+    return {"key": op.key, "member": op.member}
+
+
+_ENCODERS: dict[type[Operation], Callable[[Any], dict[str, Any]]] = {
+    Enqueue: _enqueue,
+    Reserve: _reserve,
+    Ack: _ack,
+    Retry: _retry,
+    Fail: _fail,
+    Release: _held,
+    Extend: _extend,
+    Progress: _progress,
+    Cancel: _cancel,
+    Reschedule: _reschedule,
+    Requeue: _requeue,
+    Remove: _remove,
+    Beat: _beat,
+    OpenFanIn: _open_fan_in,
+    CountFanIn: _count_fan_in,
+}
+
+
+def _state(code: Any) -> State:
+    return _STATES[cast(int, code)]
+
+
+# -- up: outcomes --------------------------------------------------------------------------------
+
+
+def decode_answer(transaction: Sequence[Operation], answer: list[Any]) -> list[Outcome] | Refused:
+    """The outcomes of a transaction, or why it was refused."""
+    if answer and isinstance(answer[0], bytes):
+        kind, number = cast("tuple[bytes, int]", answer)
+        return refusal(kind.decode(), transaction[number - 1])
+    return [_outcome(op, reply) for op, reply in zip(transaction, answer, strict=True)]
+
+
+def _outcome(op: Operation, reply: list[Any]) -> Outcome:
+    if reply and reply[0] == b"before":
+        return _BEFORE[type(op)](op)
+    return _DECODERS[type(op)](op, reply)
+
+
+_TEXTS = {
+    "TaskNotFound": "no task {id!r} in queue {queue!r}",
+    "NotActive": "task {id!r} is not running",
+    "LeaseExpired": "the lease of task {id!r} ran out; stop working on it",
+    "TokenMismatch": "task {id!r} is held under another token; stop working on it",
+    "LeaseHeld": "the lease of task {id!r} was renewed",
+    "NotDead": "task {id!r} is no dead letter; only a FAILED task can be requeued",
+    "NotWaiting": "task {id!r} is not in a state for this; cancel a running one, requeue a FAILED one",
+    "DuplicateId": "task {id!r} is already there with another body; leave the id out or use another",
+    "IdempotencyConflict": "idempotency key {key!r} in queue {queue!r} was used for another body",
+}
+
+
+def refusal(kind: str, op: Operation) -> Refused:
+    """The error that the script names, about this operation."""
+    if isinstance(op, OpenFanIn):
+        return IdempotencyConflict(f"fan-in {op.key!r} is open with another number than {op.expected}")
+    words = {"id": getattr(op, "id", ""), "queue": getattr(op, "queue", ""), "key": getattr(op, "idempotency_key", "")}
+    return cast(Refused, getattr(errors, kind)(_TEXTS[kind].format(**words)))
+
+
+def _reserved(op: Reserve, reply: list[Any]) -> Reserved:
+    paused, next_at, tasks = reply
+    return Reserved(
+        tasks=[record_of(queue.decode(), pairs(flat)) for queue, flat in tasks],
+        paused=tuple(name.decode() for name in paused),
+        next_at_us=None if next_at < 0 else next_at * 1000,
+    )
+
+
+_DECODERS: dict[type[Operation], Callable[[Any, list[Any]], Outcome]] = {
+    Enqueue: lambda _, r: Enqueued(id=r[0].decode(), existed=r[1] == 1, state=_state(r[2])),
+    Reserve: _reserved,
+    Ack: lambda _, r: Acked(state=_state(r[0]), already=r[1] == 1),
+    Retry: lambda _, r: Retried(due_us=r[0] * 1000, state=_state(r[1])),
+    Fail: lambda _, r: Failed(queue=r[0].decode(), state=_state(r[1]), already=r[2] == 1),
+    Release: lambda _, r: Released(state=_state(r[0])),
+    Extend: lambda _, r: Extended(lease_until_us=r[0] * 1000, cancel_requested=r[1] == 1),
+    Progress: lambda _, r: Extended(lease_until_us=r[0] * 1000, cancel_requested=r[1] == 1),
+    Cancel: lambda _, r: Cancelled(state=_state(r[0])),
+    Reschedule: lambda _, r: Rescheduled(due_us=r[0] * 1000),
+    Requeue: lambda _, r: Requeued(state=_state(r[0])),
+    Remove: lambda _, r: Removed(),
+    Beat: lambda _, r: Beaten(),
+    OpenFanIn: lambda _, r: FannedIn(left=r[0]),
+    CountFanIn: lambda _, r: FannedIn(left=r[0]),
+}
+
+# What a repeated operation answers when the first one was carried out and its answer got lost.
+_BEFORE: dict[type[Operation], Callable[[Any], Outcome]] = {
+    Ack: lambda _: Acked(state=State.DONE, already=True),
+    Fail: lambda op: Failed(queue=op.queue, already=True),
+    Retry: lambda _: Retried(due_us=0),
+    Extend: lambda _: Extended(lease_until_us=0, cancel_requested=False),
+    Progress: lambda _: Extended(lease_until_us=0, cancel_requested=False),
+    Release: lambda _: Released(state=State.READY),
+    Cancel: lambda _: Released(state=State.READY),
+    Requeue: lambda _: Requeued(state=State.READY),
+}
+
+
+# -- up: records ---------------------------------------------------------------------------------
+
+
+def pairs(flat: Sequence[bytes]) -> Hash:
+    """A hash from a flat list; of a field that comes twice the last value holds."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _us(fields: Hash, name: bytes) -> int | None:
+    value = fields.get(name)
+    return int(float(value)) * 1000 if value else None
+
+
+def _int(fields: Hash, name: bytes) -> int | None:
+    value = fields.get(name)
+    return int(value) if value else None
+
+
+def _text(fields: Hash, name: bytes) -> str | None:
+    value = fields.get(name)
+    return value.decode("utf-8", "replace") if value else None
+
+
+def record_of(queue: str, fields: Hash) -> Record:
+    """The task of a hash, whoever wrote it."""
+    created = fields.get(b"created_ms", b"0")
+    state = _WORDS.get(fields.get(b"state", b""), State.READY)
+    common: dict[str, Any] = {
+        "id": _text(fields, b"id") or "",
+        "queue": queue,
+        "state": state,
+        "group": _text(fields, b"gid"),
+        "attempts": _int(fields, b"attempt") or 0,
+        "created_at_us": int(created or 0) * 1000,
+        "updated_at_us": _us(fields, b"updated_ms") or 0,
+        "due_us": _us(fields, b"due_ms") or int(created or 0) * 1000,
+        "started_at_us": _us(fields, b"last_started_ms"),
+        "token": _text(fields, b"lease_token"),
+        "lease_until_us": _us(fields, b"lock_until_ms"),
+        "failed_at_us": _us(fields, b"last_error_ms"),
+        "last_error": _error_of(fields),
+    }
+    if fields.get(b"own") != created or b"own" not in fields:
+        return _foreign(common, fields)
+    auto = fields.get(b"auto", b"")
+    foreign = fields.get(b"foreign") == b"1"
+    headers, blockers = fields.get(b"headers"), fields.get(b"blocked_by")
+    return Record(
+        **common,
+        name=_text(fields, b"name") or "*",
+        payload=None if b"p" in auto else fields.get(b"payload", b""),
+        encoding=_text(fields, b"encoding") or "json",
+        headers=_decode_headers(headers) if headers else None,
+        origin=_text(fields, b"origin") or "",
+        eta_us=_int(fields, b"eta_us"),
+        timeout_us=_int(fields, b"timeout_us"),
+        lease_us=None if b"l" in auto else _lease_us(fields),
+        interval_us=_int(fields, b"interval_us"),
+        result_ttl_us=_int(fields, b"result_ttl_us"),
+        max_attempts=0 if b"m" in auto else max(_int(fields, b"max_attempts") or 0, 1),
+        backoff=_foreign_backoff(fields) if foreign else _text(fields, b"backoff") or "",
+        ended_by=_text(fields, b"ended_by"),
+        worker=_text(fields, b"worker"),
+        cancel_requested=fields.get(b"cancel") == b"1",
+        dead_queue=_text(fields, b"dead_queue"),
+        blocked_by=_decode_blockers(blockers) if blockers else (),
+        idempotency_key=_text(fields, b"idempotency_key"),
+        fingerprint=_text(fields, b"fingerprint") or "",
+        finished_at_us=_finished_us(fields, state),
+        progress=fields.get(b"progress") or None,
+        seq=_int(fields, b"seq") or 0,
+        blockers_left=_int(fields, b"left") or 0,
+        has_dependents=fields.get(b"deps") == b"1",
+    )
+
+
+def _foreign(common: dict[str, Any], fields: Hash) -> Record:
+    """A job that another client published and that we have not touched yet."""
+    payload = fields.get(b"payload", b"")
+    return Record(
+        **common,
+        name=_called(payload),
+        payload=payload,
+        lease_us=_lease_us(fields),
+        max_attempts=max(_int(fields, b"max_attempts") or 0, 1),
+        backoff=_foreign_backoff(fields),
+        finished_at_us=_finished_us(fields, common["state"]),
+    )
+
+
+def _called(payload: bytes) -> str:
+    try:
+        func = _decode_body(payload).get("func")
+    except (msgspec.DecodeError, RecursionError):
+        return "*"
+    return func if isinstance(func, str) and 0 < len(func.encode()) <= 1024 else "*"
+
+
+def _lease_us(fields: Hash) -> int:
+    ms = _int(fields, b"timeout_ms") or 0
+    return (ms if ms > 0 else FOREIGN_LEASE_MS) * 1000
+
+
+def _foreign_backoff(fields: Hash) -> str:
+    ms = max(_int(fields, b"backoff_ms") or 0, 0)
+    return f"fixed:base={ms},max={ms},jitter=0,loss=backoff"
+
+
+def _finished_us(fields: Hash, state: State) -> int | None:
+    found = _us(fields, b"finished_ms")
+    if found is None and state is State.DONE:
+        return _us(fields, b"completed_ms")
+    return _us(fields, b"failed_ms") if found is None and state is State.DEAD else found
+
+
+def _error_of(fields: Hash) -> TaskError | None:
+    """Ours if it is the last one; another client stores one line only."""
+    whole, words = fields.get(b"error"), _text(fields, b"last_error")
+    if whole:
+        error = _decode_error(whole)
+        if words is None or words == words_of(error):
+            return error
+    return None if words is None else TaskError.from_text(words)
+
+
+def result_of(task_id: str, value: bytes) -> StoredResult:
+    """`state finished attempts started error_bytes has_data encoding`, a new line, the error, the data."""
+    head, _, rest = value.partition(b"\n")
+    state, finished, attempts, started, size, has_data, encoding = head.split(b" ", 6)
+    failure, data = rest[: int(size)], rest[int(size) :]
+    return StoredResult(
+        task_id=task_id,
+        state=_state(int(state)),
+        result=data if has_data == b"1" else None,
+        encoding=encoding.decode(),
+        error=_decode_error(failure) if failure else None,
+        finished_at_us=int(finished) * 1000,
+        attempts=int(attempts),
+        started_at_us=None if started == b"-" else int(started) * 1000,
+    )
+
+
+def events_of_entry(queue: str, last: int, packed: bytes) -> list[EventRow]:
+    """The events of one entry; `last` is the number of the last of them."""
+    ts_ms, rows = _decode_events(packed)
+    first = last - len(rows) + 1
+    return [
+        EventRow(
+            seq=first + n,
+            ts_us=ts_ms * 1000,
+            event=event,
+            task_id=id,
+            queue=queue,
+            name=name,
+            group=group or None,
+            attempt=attempt,
+            worker=worker or None,
+            enqueued_at_us=created * 1000,
+            due_us=due * 1000,
+            state=_state(state),
+            data=data.encode() if data else None,
+            shard=queue,
+        )
+        for n, (event, id, name, group, attempt, worker, created, due, state, data) in enumerate(rows)
+    ]
+
+
+def worker_of(value: bytes) -> WorkerInfo:
+    """`seen_ms {info}`"""
+    seen, _, info = value.partition(b" ")
+    return msgspec.structs.replace(_decode_worker(info), seen_at_us=int(seen) * 1000)
