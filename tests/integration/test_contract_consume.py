@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from support.waiting import eventually, wait_for
 
-from omniq import BaseStorage, State
+from omniq import BaseStorage, MemoryStorage, State, StoreUnavailable
 from omniq.contract import AsyncContractClient, ContractClient, Job, JobContext
 from omniq.errors import Invalid
 from omniq.models import Record
+from omniq.operations import Capabilities
 from omniq.testing import FaultyStorage
 
 
@@ -526,3 +527,32 @@ def test_payloads_of_any_shape_reach_the_handler(client: ContractClient) -> None
     seen: list[Any] = []
     consume_n(client, len(payloads), lambda ctx: seen.append((ctx.payload, json.loads(ctx.payload_raw))))
     assert seen == [(p, p) for p in payloads]
+
+
+class Laned(MemoryStorage):
+    """A store with lanes, whose promotion fails at first."""
+
+    capabilities = Capabilities(durability="none", due_order=False)
+    promoted = 0
+
+    async def promote(self, queue: str, limit: int = 1000, now_us: int | None = None) -> int:
+        self.promoted += 1
+        if self.promoted == 1:
+            raise StoreUnavailable("no lanes today")
+        return 3
+
+
+def test_what_goes_wrong_while_promoting_is_logged_and_tried_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once failures in promote and reap were swallowed in silence."""
+    monkeypatch.setattr("omniq.contract.consumer.PROMOTE_S", 0.01)
+    storage = Laned()
+
+    async def drive(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
+        await eventually(lambda: storage.promoted > 2)
+
+    with caplog.at_level(logging.DEBUG, "omniq.contract"):
+        run_async(storage, print, drive)
+    assert "could not be promoted, it will be tried again: no lanes today" in caplog.text
+    assert "promoted 3 delayed jobs of q" in caplog.text
