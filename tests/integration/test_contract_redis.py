@@ -10,7 +10,7 @@ import pytest
 import redis
 from support.redis_server import Server
 
-from omniq.contract import ContractClient, Job
+from omniq.contract import ContractClient, Job, LeaseLost
 
 T = ContractClient.now_ms() + 3_600_000
 
@@ -193,6 +193,16 @@ def test_a_slot_whose_job_vanished_comes_back(client: ContractClient, db: redis.
     assert json.loads(take(client, T + 1000).payload) == [1]
     check_books(db)
     assert client.repair() == []
+
+
+def test_a_token_that_fits_a_job_that_is_not_leased_is_not_active(client: ContractClient, db: redis.Redis) -> None:
+    client.publish("q", {})
+    job = take(client)
+    db.zrem("{q}:active", job.job_id)
+    for call in (client.heartbeat, client.ack_success, client.ack_fail):
+        with pytest.raises(LeaseLost) as caught:
+            call("q", job.job_id, job.lease_token, T)
+        assert caught.value.code == "NOT_ACTIVE"
 
 
 def test_repair_recounts_what_was_miscounted(client: ContractClient, db: redis.Redis) -> None:

@@ -222,6 +222,7 @@ class ContractClient:
         poll_interval: float = 0.25,
         stop: threading.Event | None = None,
         signals: bool = True,
+        failed_ttl_ms: int | None = None,
     ) -> None:
         """Run the jobs of a queue until SIGTERM, SIGINT, or `stop` is set; see `AsyncContractClient.consume`.
 
@@ -234,7 +235,12 @@ class ContractClient:
         here = InCaller(handler)
         there = None if concurrency == 1 else InThreads(handler)
         consumer = Consumer(
-            self.storage, queue_name(queue), there or here, concurrency=concurrency, poll_interval=poll_interval
+            self.storage,
+            queue_name(queue),
+            there or here,
+            concurrency=concurrency,
+            poll_interval=poll_interval,
+            failed_ttl_ms=failed_ttl_ms,
         )
         tell = self._portal.soon
 

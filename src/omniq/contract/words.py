@@ -121,8 +121,8 @@ def job_of(task: Record) -> Job:
 def context_of(task: Record) -> JobContext:
     text = text_of(task)
     try:
-        payload = msgspec.json.decode(text)
-    except msgspec.DecodeError:  # other clients may have stored anything; the handler decides
+        payload = msgspec.json.decode(task.payload or b"null")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):  # other clients may have stored anything; the handler decides
         payload = text
     return JobContext(
         queue=task.queue,
