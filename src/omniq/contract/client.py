@@ -145,7 +145,7 @@ class AsyncContractClient:
         return outcome.id
 
     async def _check_queue_of(self, op: Enqueue) -> None:
-        """Only Redis has ids per queue: elsewhere one that lives in another queue would be taken for this one."""
+        """An id is unique in a store: one that lives in another queue must not be taken for this one."""
         queue = await self.storage.locate(op.id) if await self.storage.get(op.id, op.queue) is None else None
         if queue is not None:
             raise DuplicateId(
