@@ -334,12 +334,12 @@ def test_a_short_lease_is_kept_while_the_handler_works(client: ContractClient) -
 
     def handler(ctx: JobContext) -> None:
         runs.append(ctx.attempt)
-        deadline = time.monotonic() + 1.2
+        deadline = time.monotonic() + 1.8
         while time.monotonic() < deadline:
             client.reap_expired("q")
             time.sleep(0.05)
 
-    job_id = client.publish("q", {}, timeout_ms=300)
+    job_id = client.publish("q", {}, timeout_ms=600)
     consume_n(client, 1, handler)
     assert runs == [1]
     assert get(client, job_id).state is State.DONE
@@ -349,12 +349,12 @@ def test_a_handler_that_blocks_the_loop_keeps_its_lease(storage: BaseStorage) ->
     ended: list[int] = []
 
     async def handler(ctx: JobContext) -> None:
-        time.sleep(0.8)  # noqa: ASYNC251 - on purpose
+        time.sleep(1.5)  # noqa: ASYNC251 - on purpose
         assert (await storage.get(ctx.job_id)).lease_until_us > storage.clock()
         ended.append(ctx.attempt)
 
     async def drive(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
-        await client.publish("q", {}, timeout_ms=300)
+        await client.publish("q", {}, timeout_ms=600)
         await eventually(lambda: ended)
 
     run_async(storage, handler, drive)
@@ -524,7 +524,7 @@ def test_a_consumer_shows_itself_among_the_workers(storage: BaseStorage) -> None
         await asyncio.sleep(20)
 
     async def drive(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
-        await client.publish("q", {}, timeout_ms=60)
+        await client.publish("q", {})
         (info,) = await eventually(lambda: storage.workers())
         assert (info.queues, info.concurrency) == (("q",), 3)
         consuming.cancel()
