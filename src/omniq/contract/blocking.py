@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from omniq.contract.client import AckFailResult, AsyncContractClient
 from omniq.contract.consumer import Consumer
@@ -19,6 +19,7 @@ from omniq.contract.words import (
     TIMEOUT_MS,
     BatchResult,
     Job,
+    JobOptions,
     Lane,
     Paused,
     now_ms,
@@ -103,31 +104,9 @@ class ContractClient:
             )
         )
 
-    def publish_many(
-        self,
-        queue: str,
-        payloads: Iterable[object],
-        *,
-        timeout_ms: int = TIMEOUT_MS,
-        max_attempts: int = MAX_ATTEMPTS,
-        backoff_ms: int = BACKOFF_MS,
-        due_ms: int = 0,
-        gid: str | None = None,
-        group_limit: int = 0,
-    ) -> list[str]:
+    def publish_many(self, queue: str, payloads: Iterable[object], **options: Unpack[JobOptions]) -> list[str]:
         """See `AsyncContractClient.publish_many`."""
-        return self._call(
-            self._async.publish_many(
-                queue,
-                payloads,
-                timeout_ms=timeout_ms,
-                max_attempts=max_attempts,
-                backoff_ms=backoff_ms,
-                due_ms=due_ms,
-                gid=gid,
-                group_limit=group_limit,
-            )
-        )
+        return self._call(self._async.publish_many(queue, payloads, **options))
 
     # -- a lease and its end -----------------------------------------------------------------------
 

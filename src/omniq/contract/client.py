@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, Unpack, cast
 
 import msgspec
 
@@ -22,6 +22,7 @@ from omniq.contract.words import (
     TIMEOUT_MS,
     BatchResult,
     Job,
+    JobOptions,
     Lane,
     Paused,
     due_ms,
@@ -152,35 +153,9 @@ class AsyncContractClient:
                 f"job {op.id!r} is alive in queue {queue!r}, so it cannot be published to {op.queue!r}: use another id"
             )
 
-    async def publish_many(
-        self,
-        queue: str,
-        payloads: Iterable[object],
-        *,
-        timeout_ms: int = TIMEOUT_MS,
-        max_attempts: int = MAX_ATTEMPTS,
-        backoff_ms: int = BACKOFF_MS,
-        due_ms: int = 0,
-        gid: str | None = None,
-        group_limit: int = 0,
-    ) -> list[str]:
+    async def publish_many(self, queue: str, payloads: Iterable[object], **options: Unpack[JobOptions]) -> list[str]:
         """A job per payload, in one transaction per 1,000; their ids. Nothing is written if one payload is wrong."""
-        made = [
-            self._due_now(
-                enqueue_of(
-                    queue,
-                    payload,
-                    job_id=None,
-                    timeout_ms=timeout_ms,
-                    max_attempts=max_attempts,
-                    backoff_ms=backoff_ms,
-                    due_ms=due_ms,
-                    gid=gid,
-                    group_limit=group_limit,
-                )
-            )
-            for payload in payloads
-        ]
+        made = [self._due_now(enqueue_of(queue, payload, **options)) for payload in payloads]
         for start in range(0, len(made), ROWS_PER_TRANSACTION):
             (answer,), _ = await self._send([tuple(made[start : start + ROWS_PER_TRANSACTION])])
             if isinstance(answer, Refused):
