@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from omniq import BaseStorage
+from omniq import BaseStorage, DriverClosed, DuplicateId, MemoryStorage, NotActive
 from omniq.contract import AsyncContractClient, ContractClient, ContractError, Job, LeaseLost, Paused
+from omniq.operations import Held
 
 HOUR = 3_600_000
 T = ContractClient.now_ms() + HOUR  # all calls that take a time are given one, so no test waits
@@ -98,6 +99,7 @@ def test_promoting_counts_what_moved_on_stores_that_have_lanes(client: ContractC
     for n in range(3):
         client.publish("q", [n], due_ms=T + n)
     lanes = not client.storage.capabilities.due_order
+    assert client.promote_delayed("q", 0, T + 10) == 0
     assert client.promote_delayed("q", 2, T + 10) == (2 if lanes else 0)
     assert client.promote_delayed("q", 1000, T + 10) == (1 if lanes else 0)
     assert client.promote_delayed("q", 1000, T + 10) == 0
@@ -163,6 +165,14 @@ def test_publishing_an_id_that_is_alive_changes_nothing(client: ContractClient) 
     client.ack_fail("q", "mine", job.lease_token, T)
     assert client.publish("q", {"n": 4}, job_id="mine") == "mine"
     assert json.loads(take(client, at=T + 30_000).payload) == {"n": 1}
+
+
+def test_an_id_that_lives_in_another_queue_is_never_taken_for_this_one(client: ContractClient) -> None:
+    client.publish("other", {"n": 1}, job_id="mine")
+    with pytest.raises(DuplicateId, match="'other'"):
+        client.publish("q", {"n": 2}, job_id="mine")
+    assert client.reserve("q", T) is None
+    assert json.loads(take(client, "other").payload) == {"n": 1}
 
 
 @pytest.mark.parametrize("end", ["completed", "failed"])
@@ -236,6 +246,7 @@ def test_reaping_takes_no_more_than_asked_and_only_of_its_queue(client: Contract
     for queue in ("q", "q", "q", "other"):
         client.publish(queue, {}, timeout_ms=1000)
         take(client, queue)
+    assert client.reap_expired("q", 0, T + 1000) == 0
     assert client.reap_expired("q", 2, T + 1000) == 2
     assert client.reap_expired("q", 2, T + 1000) == 1
     assert counts(client, "other") == {"running": 1}
@@ -288,6 +299,23 @@ def test_codes_are_those_that_clients_look_for(client: ContractClient) -> None:
     client.ack_success("q", job_id, job.lease_token, T)
 
 
+def test_a_token_that_fits_a_job_without_a_lease_is_not_active() -> None:
+    """Only a damaged store has such a job."""
+
+    class Damaged(MemoryStorage):
+        async def _apply(self, transactions: Any, now_us: int | None, repeat: bool) -> Any:
+            if isinstance(transactions[0][0], Held):
+                return [NotActive("it has no lease")]
+            return await super()._apply(transactions, now_us, repeat)
+
+    with ContractClient(Damaged()) as client:
+        job_id = client.publish("q", {})
+        job = take(client)
+        for call in (client.heartbeat, client.ack_success, client.ack_fail):
+            assert refusal(call, "q", job_id, job.lease_token, T) == "NOT_ACTIVE"
+            assert refusal(call, "q", job_id, "another", T) == "TOKEN_MISMATCH"
+
+
 def test_a_job_that_is_handed_back_is_next_and_has_spent_nothing(client: ContractClient) -> None:
     """Once a worker that left early burnt an attempt and the job waited for its lease to run out."""
     ids = [client.publish("q", {}, max_attempts=1) for _ in range(2)]
@@ -322,8 +350,6 @@ def test_the_async_client_does_the_same(storage: BaseStorage) -> None:
 
 
 def test_a_client_is_opened_by_url_and_says_when_it_is_closed() -> None:
-    from omniq import DriverClosed
-
     client = ContractClient.from_url("memory://")
     assert client.publish("q", {})
     client.close()

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from support.waiting import eventually, wait_for
 
-from omniq import BaseStorage, State
+from omniq import BaseStorage, DriverClosed, MemoryStorage, State, StoreUnavailable
 from omniq.contract import AsyncContractClient, ContractClient, Job, JobContext
 from omniq.errors import Invalid
 from omniq.models import Record
+from omniq.operations import Capabilities, Enqueue
 from omniq.testing import FaultyStorage
 
 
@@ -131,14 +132,69 @@ def test_a_failed_job_is_run_again_after_its_backoff(client: ContractClient) -> 
     assert get(client, job_id).state is State.DONE
 
 
-def test_a_payload_that_is_no_json_is_handed_over_as_text(storage: BaseStorage, client: ContractClient) -> None:
-    from omniq.operations import Enqueue
-
-    op = Enqueue(id="odd", name="*", queue="q", payload=b"no json {", origin="contract")
-    storage.apply_blocking([(op,)])
+@pytest.mark.parametrize(
+    "payload", [b"no json {", b"\xff\xfe", b'{"a": "\xff"}', b"[" * 100_000], ids=["text", "bytes", "in", "deep"]
+)
+def test_a_payload_that_is_no_json_is_handed_over_as_text(storage: BaseStorage, client: ContractClient, payload: bytes) -> None:
+    storage.apply_blocking([(Enqueue(id="odd", name="*", queue="q", payload=payload, origin="contract"),)])
     seen: list[Any] = []
     consume_n(client, 1, lambda ctx: seen.append((ctx.payload_raw, ctx.payload)))
-    assert seen == [("no json {", "no json {")]
+    text = payload.decode("utf-8", "surrogateescape")
+    assert seen == [(text, text)]
+
+
+def test_failed_jobs_are_kept_unless_a_time_is_given(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they grew without bound; what other clients keep for ever is still not deleted unasked."""
+    monkeypatch.setattr("omniq.upkeep.PURGE_S", 0.01)
+    monkeypatch.setattr("omniq.upkeep.REAP_S", 0.01)
+
+    async def handler(ctx: JobContext) -> None:
+        raise ValueError("no")
+
+    async def keep(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
+        await client.publish("q", {}, job_id="a", max_attempts=1)
+        await eventually(lambda: state_of("a", State.DEAD))
+        await asyncio.sleep(0.1)
+        assert await state_of("a", State.DEAD)
+
+    async def forget(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
+        await eventually(lambda: state_of("a", None))
+
+    async def state_of(job_id: str, state: State | None) -> bool:
+        task = await storage.get(job_id)
+        return (None if task is None else task.state) is state
+
+    async def body() -> None:
+        client = AsyncContractClient(storage)
+        for drive, ttl in ((keep, None), (forget, 50)):
+            stop = asyncio.Event()
+            consuming = asyncio.create_task(client.consume("q", handler, stop=stop, failed_ttl_ms=ttl))
+            await drive(client, consuming, stop)
+            stop.set()
+            await consuming
+
+    asyncio.run(body())
+
+
+def test_a_storage_that_is_closed_under_a_consumer_ends_it(storage: BaseStorage) -> None:
+    told: list[JobContext] = []
+
+    async def handler(ctx: JobContext) -> None:
+        told.append(ctx)
+        await asyncio.sleep(20)
+
+    async def body() -> None:
+        client = AsyncContractClient(storage)
+        await client.publish("q", {})
+        consuming = asyncio.create_task(client.consume("q", handler, concurrency=2))
+        await eventually(lambda: told)
+        await client.close()
+        with pytest.raises(DriverClosed):
+            async with asyncio.timeout(5):
+                await consuming
+        assert told[0].lost.is_set()
+
+    asyncio.run(body())
 
 
 def test_a_handler_may_use_its_client(client: ContractClient) -> None:
@@ -278,12 +334,12 @@ def test_a_short_lease_is_kept_while_the_handler_works(client: ContractClient) -
 
     def handler(ctx: JobContext) -> None:
         runs.append(ctx.attempt)
-        deadline = time.monotonic() + 1.2
+        deadline = time.monotonic() + 1.8
         while time.monotonic() < deadline:
             client.reap_expired("q")
             time.sleep(0.05)
 
-    job_id = client.publish("q", {}, timeout_ms=300)
+    job_id = client.publish("q", {}, timeout_ms=600)
     consume_n(client, 1, handler)
     assert runs == [1]
     assert get(client, job_id).state is State.DONE
@@ -293,12 +349,12 @@ def test_a_handler_that_blocks_the_loop_keeps_its_lease(storage: BaseStorage) ->
     ended: list[int] = []
 
     async def handler(ctx: JobContext) -> None:
-        time.sleep(0.8)  # noqa: ASYNC251 - on purpose
+        time.sleep(1.5)  # noqa: ASYNC251 - on purpose
         assert (await storage.get(ctx.job_id)).lease_until_us > storage.clock()
         ended.append(ctx.attempt)
 
     async def drive(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
-        await client.publish("q", {}, timeout_ms=300)
+        await client.publish("q", {}, timeout_ms=600)
         await eventually(lambda: ended)
 
     run_async(storage, handler, drive)
@@ -468,7 +524,7 @@ def test_a_consumer_shows_itself_among_the_workers(storage: BaseStorage) -> None
         await asyncio.sleep(20)
 
     async def drive(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
-        await client.publish("q", {}, timeout_ms=60)
+        await client.publish("q", {})
         (info,) = await eventually(lambda: storage.workers())
         assert (info.queues, info.concurrency) == (("q",), 3)
         consuming.cancel()
@@ -526,3 +582,32 @@ def test_payloads_of_any_shape_reach_the_handler(client: ContractClient) -> None
     seen: list[Any] = []
     consume_n(client, len(payloads), lambda ctx: seen.append((ctx.payload, json.loads(ctx.payload_raw))))
     assert seen == [(p, p) for p in payloads]
+
+
+class Laned(MemoryStorage):
+    """A store with lanes, whose promotion fails at first."""
+
+    capabilities = Capabilities(durability="none", due_order=False)
+    promoted = 0
+
+    async def promote(self, queue: str, limit: int = 1000, now_us: int | None = None) -> int:
+        self.promoted += 1
+        if self.promoted == 1:
+            raise StoreUnavailable("no lanes today")
+        return 3
+
+
+def test_what_goes_wrong_while_promoting_is_logged_and_tried_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once failures in promote and reap were swallowed in silence."""
+    monkeypatch.setattr("omniq.contract.consumer.PROMOTE_S", 0.01)
+    storage = Laned()
+
+    async def drive(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
+        await eventually(lambda: storage.promoted > 2)
+
+    with caplog.at_level(logging.DEBUG, "omniq.contract"):
+        run_async(storage, print, drive)
+    assert "could not be promoted, it will be tried again: no lanes today" in caplog.text
+    assert "promoted 3 delayed jobs of q" in caplog.text

@@ -137,3 +137,21 @@ def test_the_job_of_a_killed_consumer_runs_again(client: ContractClient, start: 
     wait_for(lambda: states(client, job_id) == [(State.DONE, 2)])
     second.popen.send_signal(signal.SIGTERM)
     assert second.ended() == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_consumers_come_and_go_and_every_job_runs_once(client: ContractClient, start: Start, tmp_path: Path, mode: str) -> None:
+    (tmp_path / "go").touch()
+    ids = client.publish_many("q", [{}] * 2000, max_attempts=1)
+    ended = 0
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        consumer = start(mode, True)
+        wait_for(lambda c=consumer, n=ended: sum(note.startswith("end") for note in c.notes) > n + 20, within=20)
+        consumer.popen.send_signal(number)
+        assert consumer.ended() == 0
+        ended = sum(note.startswith("end") for note in consumer.notes)
+        (counts,) = asyncio.run(client.storage.counts())
+        assert (counts.running, counts.scheduled, counts.dead) == (0, 0, 0)
+        assert counts.ready == len(ids) - ended
+    begun = [note for note in consumer.notes if note.startswith("begin")]
+    assert len(set(begun)) == len(begun) == ended < len(ids)

@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from omniq.contract.client import AckFailResult, AsyncContractClient
 from omniq.contract.consumer import Consumer
@@ -19,6 +19,7 @@ from omniq.contract.words import (
     TIMEOUT_MS,
     BatchResult,
     Job,
+    JobOptions,
     Lane,
     Paused,
     now_ms,
@@ -103,31 +104,9 @@ class ContractClient:
             )
         )
 
-    def publish_many(
-        self,
-        queue: str,
-        payloads: Iterable[object],
-        *,
-        timeout_ms: int = TIMEOUT_MS,
-        max_attempts: int = MAX_ATTEMPTS,
-        backoff_ms: int = BACKOFF_MS,
-        due_ms: int = 0,
-        gid: str | None = None,
-        group_limit: int = 0,
-    ) -> list[str]:
+    def publish_many(self, queue: str, payloads: Iterable[object], **options: Unpack[JobOptions]) -> list[str]:
         """See `AsyncContractClient.publish_many`."""
-        return self._call(
-            self._async.publish_many(
-                queue,
-                payloads,
-                timeout_ms=timeout_ms,
-                max_attempts=max_attempts,
-                backoff_ms=backoff_ms,
-                due_ms=due_ms,
-                gid=gid,
-                group_limit=group_limit,
-            )
-        )
+        return self._call(self._async.publish_many(queue, payloads, **options))
 
     # -- a lease and its end -----------------------------------------------------------------------
 
@@ -222,6 +201,7 @@ class ContractClient:
         poll_interval: float = 0.25,
         stop: threading.Event | None = None,
         signals: bool = True,
+        failed_ttl_ms: int | None = None,
     ) -> None:
         """Run the jobs of a queue until SIGTERM, SIGINT, or `stop` is set; see `AsyncContractClient.consume`.
 
@@ -234,7 +214,12 @@ class ContractClient:
         here = InCaller(handler)
         there = None if concurrency == 1 else InThreads(handler)
         consumer = Consumer(
-            self.storage, queue_name(queue), there or here, concurrency=concurrency, poll_interval=poll_interval
+            self.storage,
+            queue_name(queue),
+            there or here,
+            concurrency=concurrency,
+            poll_interval=poll_interval,
+            failed_ttl_ms=failed_ttl_ms,
         )
         tell = self._portal.soon
 

@@ -6,12 +6,12 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, Unpack, cast
 
 import msgspec
 
 from omniq.contract.consumer import Consumer
-from omniq.contract.handlers import AsyncHandler, OnLoop
+from omniq.contract.handlers import Handler, OnLoop
 from omniq.contract.signals import Decision, caught_on_loop
 from omniq.contract.words import (
     BACKOFF_MS,
@@ -22,6 +22,7 @@ from omniq.contract.words import (
     TIMEOUT_MS,
     BatchResult,
     Job,
+    JobOptions,
     Lane,
     Paused,
     due_ms,
@@ -36,6 +37,7 @@ from omniq.contract.words import (
 )
 from omniq.errors import (
     ContractError,
+    DuplicateId,
     IdempotencyConflict,
     LeaseLost,
     NotActive,
@@ -138,38 +140,22 @@ class AsyncContractClient:
             gid=gid,
             group_limit=group_limit,
         )
-        outcome = await self._one(self._due_now(op))
-        return cast(Enqueued, outcome).id
+        outcome = cast(Enqueued, await self._one(self._due_now(op)))
+        if outcome.existed:
+            await self._check_queue_of(op)
+        return outcome.id
 
-    async def publish_many(
-        self,
-        queue: str,
-        payloads: Iterable[object],
-        *,
-        timeout_ms: int = TIMEOUT_MS,
-        max_attempts: int = MAX_ATTEMPTS,
-        backoff_ms: int = BACKOFF_MS,
-        due_ms: int = 0,
-        gid: str | None = None,
-        group_limit: int = 0,
-    ) -> list[str]:
-        """A job per payload, in one transaction per 1,000; their ids. Nothing is written if one payload is wrong."""
-        made = [
-            self._due_now(
-                enqueue_of(
-                    queue,
-                    payload,
-                    job_id=None,
-                    timeout_ms=timeout_ms,
-                    max_attempts=max_attempts,
-                    backoff_ms=backoff_ms,
-                    due_ms=due_ms,
-                    gid=gid,
-                    group_limit=group_limit,
-                )
+    async def _check_queue_of(self, op: Enqueue) -> None:
+        """An id is unique in a store: one that lives in another queue must not be taken for this one."""
+        queue = await self.storage.locate(op.id) if await self.storage.get(op.id, op.queue) is None else None
+        if queue is not None:
+            raise DuplicateId(
+                f"job {op.id!r} is alive in queue {queue!r}, so it cannot be published to {op.queue!r}: use another id"
             )
-            for payload in payloads
-        ]
+
+    async def publish_many(self, queue: str, payloads: Iterable[object], **options: Unpack[JobOptions]) -> list[str]:
+        """A job per payload, in one transaction per 1,000; their ids. Nothing is written if one payload is wrong."""
+        made = [self._due_now(enqueue_of(queue, payload, **options)) for payload in payloads]
         for start in range(0, len(made), ROWS_PER_TRANSACTION):
             (answer,), _ = await self._send([tuple(made[start : start + ROWS_PER_TRANSACTION])])
             if isinstance(answer, Refused):
@@ -247,13 +233,15 @@ class AsyncContractClient:
 
     async def promote_delayed(self, queue: str, max_promote: int = 1000, now_ms_override: int = 0) -> int:
         """Move jobs whose time has come to their lanes; how many. 0 on stores that find due jobs by their time."""
-        name, limit, at = queue_name(queue), whole(max_promote, "max_promote", 1), moment_us(now_ms_override)
-        return 0 if self.storage.capabilities.due_order else await self.storage.promote(name, limit, at)
+        name, limit, at = queue_name(queue), whole(max_promote, "max_promote", 0), moment_us(now_ms_override)
+        if self.storage.capabilities.due_order or not limit:
+            return 0
+        return await self.storage.promote(name, limit, at)
 
     async def reap_expired(self, queue: str, max_reap: int = 1000, now_ms_override: int = 0) -> int:
         """Take back jobs whose lease ran out, to be retried or failed; how many."""
-        limit, at = whole(max_reap, "max_reap", 1), moment_us(now_ms_override)
-        return await self.storage.reclaim(at, [queue_name(queue)], limit=limit)
+        name, limit, at = queue_name(queue), whole(max_reap, "max_reap", 0), moment_us(now_ms_override)
+        return await self.storage.reclaim(at, [name], limit=limit) if limit else 0
 
     async def repair(self) -> list[str]:
         """Recount group slots, readiness and counters; what was wrong, one sentence each."""
@@ -332,22 +320,30 @@ class AsyncContractClient:
     async def consume(
         self,
         queue: str,
-        handler: AsyncHandler | Callable[..., object],
+        handler: Handler,
         *,
         concurrency: int = 1,
         drain: bool = True,
         poll_interval: float = 0.25,
         stop: asyncio.Event | None = None,
         signals: bool = True,
+        failed_ttl_ms: int | None = None,
     ) -> None:
         """Run the jobs of a queue, `concurrency` at a time, until SIGTERM, SIGINT, or `stop` is set.
 
         An async handler runs on this loop, any other in threads. Its exception fails the job. SIGTERM, `stop`, and with
         `drain` the first SIGINT, let running jobs end; a second SIGINT, without `drain` the first, and cancelling this
-        call hand them back, which spends no attempt.
+        call hand them back, which spends no attempt. `failed_ttl_ms` deletes jobs of this store that failed so long ago.
         """
         handlers = OnLoop(handler)
-        consumer = Consumer(self.storage, queue_name(queue), handlers, concurrency=concurrency, poll_interval=poll_interval)
+        consumer = Consumer(
+            self.storage,
+            queue_name(queue),
+            handlers,
+            concurrency=concurrency,
+            poll_interval=poll_interval,
+            failed_ttl_ms=failed_ttl_ms,
+        )
         watching = [] if stop is None else [asyncio.ensure_future(_then(stop.wait(), consumer.stop))]
         try:
             with caught_on_loop(Decision(drain, consumer.stop, consumer.abandon), wanted=signals):
@@ -425,9 +421,17 @@ def _batch_result(job_id: str, answer: Result, done_before: bool) -> BatchResult
     return BatchResult(job_id, "ERR", code)
 
 
+_WHY = {
+    "NO_JOB": "is not in this queue",
+    "NOT_FAILED": "has not failed, so there is nothing to retry",
+    "ACTIVE": "runs; it can be removed when it has ended",
+    "LANE_MISMATCH": "is in another lane",
+}
+
+
 def _ok(result: BatchResult) -> str:
     if result.reason is not None:
-        raise ContractError(result.reason, f"job {result.job_id!r}")
+        raise ContractError(result.reason, f"job {result.job_id!r} {_WHY[result.reason]}")
     return result.status
 
 

@@ -15,14 +15,13 @@ import socket
 import time
 from typing import cast
 
-from omniq.config import Settings
 from omniq.context import log_fields
 from omniq.contract.handlers import Handlers
-from omniq.contract.words import context_of
+from omniq.contract.words import context_of, whole
 from omniq.errors import DriverClosed, Invalid, OutcomeUnknown, Refused, StoreError
 from omniq.heartbeat import Heartbeat
 from omniq.models import Record, TaskError, new_id, new_token
-from omniq.operations import Ack, Beat, Fail, Operation, Reserve, Reserved, WorkerInfo
+from omniq.operations import Ack, Beat, Fail, Operation, Reserve, Reserved, Retention, WorkerInfo
 from omniq.policy import after_failure, next_run
 from omniq.runner import release
 from omniq.storage.base import BaseStorage, Result
@@ -53,11 +52,22 @@ class _Run:
 class Consumer:
     """Runs jobs of one queue until it is told to stop."""
 
-    def __init__(self, storage: BaseStorage, queue: str, handlers: Handlers, *, concurrency: int, poll_interval: float) -> None:
+    def __init__(
+        self,
+        storage: BaseStorage,
+        queue: str,
+        handlers: Handlers,
+        *,
+        concurrency: int,
+        poll_interval: float,
+        failed_ttl_ms: int | None,
+    ) -> None:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"concurrency must be a whole number of at least 1, not {concurrency!r}")
         if not 0 < poll_interval < 86_400:
             raise Invalid(f"poll_interval must be more than 0 seconds, not {poll_interval!r}")
+        failed_ttl = None if failed_ttl_ms is None else whole(failed_ttl_ms, "failed_ttl_ms", 1) * 1000
+        self._retention = Retention(dead_us=failed_ttl)  # other clients keep failed jobs for ever
         self._storage, self._queue, self._handlers = storage, queue, handlers
         self._concurrency, self._poll_s = concurrency, poll_interval
         self._worker = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
@@ -101,7 +111,7 @@ class Consumer:
         self._loop = asyncio.get_running_loop()
         await self._storage.hold_worker(self._worker)
         self._started_us = self._storage.clock()
-        upkeep = Upkeep(self._storage, Settings().retention, self._worker)
+        upkeep = Upkeep(self._storage, self._retention, self._worker)
         helpers = [self._loop.create_task(upkeep.run()), self._loop.create_task(self._promote())]
         self._heartbeat = Heartbeat(self._storage, self._held, self._info, _ignore, self._lost_in_thread)
         self._heartbeat.start()
@@ -113,6 +123,9 @@ class Consumer:
                 await self._turns()
                 raise
         finally:
+            for run in self._runs:  # only if the storage was closed under them
+                run.context.lost.set()
+                cast("asyncio.Task[None]", run.task).cancel()
             upkeep.end.set()
             self._ended.set()
             await asyncio.gather(*helpers, return_exceptions=True)

@@ -8,14 +8,13 @@ import functools
 import inspect
 import queue
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 from omniq.contract.words import JobContext
 from omniq.runnable import Runnable
 from omniq.threads import TaskThreads
 
 Handler = Callable[[JobContext], object]
-AsyncHandler = Callable[[JobContext], Awaitable[object]]
 
 
 class Handlers(Protocol):
@@ -47,13 +46,13 @@ class InThreads:
 class OnLoop(InThreads):
     """An async handler on the loop; a plain one in threads."""
 
-    def __init__(self, handler: Callable[..., Any]) -> None:
+    def __init__(self, handler: Handler) -> None:
         super().__init__(handler)
         self.interruptible = Runnable(handler).is_async
 
     async def run(self, context: JobContext) -> None:
         if self.interruptible:
-            await self._handler(context)  # pyright: ignore[reportGeneralTypeIssues]
+            await cast("Awaitable[object]", self._handler(context))
         else:
             await super().run(context)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 import msgspec
 
@@ -121,8 +121,8 @@ def job_of(task: Record) -> Job:
 def context_of(task: Record) -> JobContext:
     text = text_of(task)
     try:
-        payload = msgspec.json.decode(text)
-    except msgspec.DecodeError:  # other clients may have stored anything; the handler decides
+        payload = msgspec.json.decode(task.payload or b"null")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):  # other clients may have stored anything; the handler decides
         payload = text
     return JobContext(
         queue=task.queue,
@@ -163,17 +163,28 @@ def encode_payload(payload: object) -> bytes:
     return _json.encode(cast(object, payload))
 
 
+class JobOptions(TypedDict, total=False):
+    """What a job may have besides its payload, for editors and type checkers."""
+
+    timeout_ms: int
+    max_attempts: int
+    backoff_ms: int
+    due_ms: int
+    gid: str | None
+    group_limit: int
+
+
 def enqueue_of(
     queue: str,
     payload: object,
     *,
-    job_id: str | None,
-    timeout_ms: int,
-    max_attempts: int,
-    backoff_ms: int,
-    due_ms: int,
-    gid: str | None,
-    group_limit: int,
+    job_id: str | None = None,
+    timeout_ms: int = TIMEOUT_MS,
+    max_attempts: int = MAX_ATTEMPTS,
+    backoff_ms: int = BACKOFF_MS,
+    due_ms: int = 0,
+    gid: str | None = None,
+    group_limit: int = 0,
 ) -> Enqueue:
     """The operation that publishes a job; nonsense is refused here."""
     data = encode_payload(payload)
