@@ -465,6 +465,30 @@ def test_cancelling_hands_the_jobs_back_without_spending_an_attempt(storage: Bas
     run_async(storage, handler, drive, concurrency=2)
 
 
+def test_a_cancellation_that_a_client_library_swallowed_is_heard_all_the_same(storage: BaseStorage) -> None:
+    class Deaf(FaultyStorage):
+        inside = 0
+
+        async def _apply(self, *args: Any) -> Any:
+            self.inside += 1
+            while True:
+                try:
+                    await asyncio.sleep(0.02)
+                    return await super()._apply(*args)
+                except asyncio.CancelledError:
+                    continue
+
+    deaf = Deaf(storage)
+
+    async def drive(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
+        await eventually(lambda: deaf.inside > 1)
+        consuming.cancel()
+        await asyncio.wait({consuming}, timeout=5)
+        assert consuming.cancelled()
+
+    run_async(deaf, print, drive, poll_interval=0.001)
+
+
 def test_a_stubborn_handler_does_not_keep_a_consumer_from_leaving(
     storage: BaseStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

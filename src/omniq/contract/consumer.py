@@ -108,7 +108,7 @@ class Consumer:
             self._end(run, release(run.record))
 
     async def run(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._cancelled_before = asyncio.get_running_loop(), _cancelling()
         await self._storage.hold_worker(self._worker)
         self._started_us = self._storage.clock()
         upkeep = Upkeep(self._storage, self._retention, self._worker)
@@ -151,6 +151,8 @@ class Consumer:
         while True:
             self._wake.clear()
             sent = await self._turn()
+            if not self._abandoned and _cancelling() > self._cancelled_before:
+                raise asyncio.CancelledError  # a client library below may have swallowed it
             if self._stopping and not self._runs and not self._outbox and self._unsent is None:
                 return
             if not sent:
@@ -306,6 +308,11 @@ async def _first(event: asyncio.Event, timeout: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout):
             await event.wait()
+
+
+def _cancelling() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 def _ran_us(run: _Run) -> int:

@@ -99,8 +99,8 @@ class InCaller:
         if call.future.cancelled():
             return True
         error: BaseException | None = None
-        self.busy = True
         try:
+            self.busy = True  # from here on a signal may interrupt
             self._handler(call.context)
         except (Exception, SystemExit) as exc:
             error = exc

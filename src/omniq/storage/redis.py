@@ -33,7 +33,7 @@ from omniq.operations import (
 )
 from omniq.storage import redis_wire as wire
 from omniq.storage.base import BaseStorage, Result, Transaction
-from omniq.storage.redis_batches import Batches, Encoded
+from omniq.storage.redis_batches import Batches
 from omniq.storage.redis_find import find_tasks
 from omniq.storage.redis_plan import STORE, Plan
 from omniq.storage.redis_wake import Listener
@@ -144,26 +144,25 @@ class RedisStorage(BaseStorage):
         await self._opened()
         now = None if now_us is None else wire.ms_down(now_us)
         if not self._target.cluster:
-            encoded = [[wire.encode_operation(op) for op in t] for t in transactions]
+            packed = wire.Packed(transactions)
             await self._register(transactions)
-            replies = await self._batches.send(self._key(transactions), encoded, now, repeat)
-            return [wire.decode_answer(t, r) for t, r in zip(transactions, replies, strict=True)]
+            return packed.read(await self._batches.send(self._key(transactions), packed.entries, now, repeat))
         await self._register(transactions)
         plan = Plan(transactions, self._slot_of)
         for key, part in plan.steps():
-            part.take(await self._script(key, part.encoded, now, repeat))
+            part.take(await self._script(key, part.entries, now, repeat))
         return plan.answers
 
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         self._check_open()
         now = None if now_us is None else wire.ms_down(now_us)
         if not self._target.cluster:
-            encoded = [[wire.encode_operation(op) for op in t] for t in transactions]
-            reply = self._client.script_blocking(self._key(transactions), self._call(encoded, now, repeat))
-            return [wire.decode_answer(t, r) for t, r in zip(transactions, self._heard(reply), strict=True)]
+            packed = wire.Packed(transactions)
+            reply = self._client.script_blocking(self._key(transactions), self._call(packed.entries, now, repeat))
+            return packed.read(self._heard(reply))
         plan = Plan(transactions, self._slot_of)
         for key, part in plan.steps():
-            reply = self._client.script_blocking(key, self._call(part.encoded, now, repeat))
+            reply = self._client.script_blocking(key, self._call(part.entries, now, repeat))
             part.take(self._heard(reply))
         return plan.answers
 
@@ -176,7 +175,7 @@ class RedisStorage(BaseStorage):
                     return f"{{{op.queue}}}:meta"
         return f"{{{STORE}}}:meta"
 
-    def _call(self, transactions: Sequence[Encoded], now: int | None, repeat: bool) -> bytes:
+    def _call(self, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> bytes:
         call: dict[str, Any] = {"transactions": transactions, "events": self.events_on}
         if now is not None:
             call["now"] = now
@@ -186,7 +185,7 @@ class RedisStorage(BaseStorage):
             call["cluster"] = True
         return wire.encode_call(call)
 
-    async def _script(self, key: str, transactions: Sequence[Encoded], now: int | None, repeat: bool) -> list[Any]:
+    async def _script(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
         return self._heard(await self._client.script(key, self._call(transactions, now, repeat)))
 
     def _heard(self, reply: list[Any]) -> list[Any]:
@@ -335,15 +334,19 @@ class RedisStorage(BaseStorage):
         return sorted(_text(name) for name in await client.command("SMEMBERS", QUEUES))
 
     async def _load(self, places: Sequence[tuple[str, str]], *, ended: bool = True) -> list[Record | None]:
-        """The tasks of these ids in these queues."""
-        commands: list[Command] = [("HGETALL", f"{{{queue}}}:job:{id}") for queue, id in places]
-        if ended:
-            commands += [("HGETALL", f"{{{queue}}}:o:end:{id}") for queue, id in places]
+        """The tasks of these ids in these queues; of one whose hash another client trimmed, what its result tells."""
+        found = await self._client.pipeline([("HGETALL", f"{{{queue}}}:job:{id}") for queue, id in places])
+        records = [_record(queue, fields) for (queue, _), fields in zip(places, found, strict=True)]
+        missing = [n for n, record in enumerate(records) if record is None]
+        if not ended or not missing:
+            return records
+        commands: list[Command] = [("HGETALL", "{{{}}}:o:end:{}".format(*places[n])) for n in missing]
+        commands += [("GET", "{{{}}}:o:res:{}".format(*places[n])) for n in missing]
         found = await self._client.pipeline(commands)
-        records: list[Record | None] = []
-        for n, (queue, _) in enumerate(places):
-            fields = found[n] or (found[n + len(places)] if ended else None)
-            records.append(wire.record_of(queue, fields) if fields and b"state" in fields else None)
+        for at, n in enumerate(missing):
+            records[n] = _record(places[n][0], found[at])
+            if records[n] is None and found[at + len(missing)] is not None:
+                records[n] = wire.record_of_result(*places[n], found[at + len(missing)])
         return records
 
     async def get(self, id: str, queue: str | None = None) -> Record | None:
@@ -505,6 +508,10 @@ class RedisStorage(BaseStorage):
         await self._opened()
         await self._list([queue])
         await self._upkeep([queue], None, "limit", group=group, limit=limit)
+
+
+def _record(queue: str, fields: wire.Hash) -> Record | None:
+    return wire.record_of(queue, fields) if b"state" in fields else None
 
 
 def _text(value: bytes | str) -> str:

@@ -9,18 +9,18 @@ from typing import Any
 import msgspec
 
 from omniq.errors import DriverClosed, StoreError
+from omniq.storage.redis_wire import Entry
 
-Encoded = list[dict[str, Any]]  # a transaction as the script reads it
-Script = Callable[[str, Sequence[Encoded], int | None, bool], Awaitable[list[Any]]]
+Script = Callable[[str, Sequence[Entry], int | None, bool], Awaitable[list[Any]]]
 Kind = tuple[int, int | None, bool]  # event loop, time, repeat: only equal ones may travel together
 
-MAX_CALL = 500  # transactions of one call
+MAX_CALL = 500  # entries of one call
 FLYING = 2  # calls on their way before others have to wait
 
 
 class _Waiting(msgspec.Struct):
     key: str
-    transactions: Sequence[Encoded]
+    entries: Sequence[Entry]
     future: asyncio.Future[list[Any]]
 
 
@@ -38,19 +38,19 @@ class Batches:
         self._lines: dict[Kind, _Line] = {}
         self._sending: set[asyncio.Task[None]] = set()
 
-    async def send(self, key: str, transactions: Sequence[Encoded], now: int | None, repeat: bool) -> list[Any]:
-        if not transactions:
+    async def send(self, key: str, entries: Sequence[Entry], now: int | None, repeat: bool) -> list[Any]:
+        if not entries:
             return []
         loop = asyncio.get_running_loop()
         kind = (id(loop), now, repeat)
         line = self._lines.setdefault(kind, _Line())
         if line.flying >= FLYING or line.waiting:
-            waiting = _Waiting(key, transactions, loop.create_future())
+            waiting = _Waiting(key, entries, loop.create_future())
             line.waiting.append(waiting)
             return await waiting.future
         line.flying += 1
         try:
-            return await self._script(key, transactions, now, repeat)
+            return await self._script(key, entries, now, repeat)
         finally:
             self._landed(kind, line)
 
@@ -70,9 +70,9 @@ class Batches:
 
     async def _send(self, kind: Kind, line: _Line, together: list[_Waiting]) -> None:
         _, now, repeat = kind
-        transactions = [t for call in together for t in call.transactions]
+        entries = [entry for call in together for entry in call.entries]
         try:
-            answers = await self._script(together[0].key, transactions, now, repeat)
+            answers = await self._script(together[0].key, entries, now, repeat)
         except BaseException as exc:
             told = exc if isinstance(exc, Exception) else DriverClosed("the event loop ends")
             for call in together:
@@ -84,8 +84,8 @@ class Batches:
             start = 0
             for call in together:
                 if not call.future.done():
-                    call.future.set_result(answers[start : start + len(call.transactions)])
-                start += len(call.transactions)
+                    call.future.set_result(answers[start : start + len(call.entries)])
+                start += len(call.entries)
         finally:
             self._landed(kind, line)
 
@@ -93,8 +93,8 @@ class Batches:
 def _next_call(waiting: list[_Waiting]) -> list[_Waiting]:
     """Take as many as one call carries, at least one."""
     together = [waiting.pop(0)]
-    size = len(together[0].transactions)
-    while waiting and size + len(waiting[0].transactions) <= MAX_CALL:
-        size += len(waiting[0].transactions)
+    size = len(together[0].entries)
+    while waiting and size + len(waiting[0].entries) <= MAX_CALL:
+        size += len(waiting[0].entries)
         together.append(waiting.pop(0))
     return together

@@ -45,7 +45,7 @@ from omniq.storage.url import mask
 CONNECT_S = 5.0
 ANSWER_S = 15.0
 
-_PARTS = ("keys", "tasks", "lanes", "ending", "operations", "reserve", "upkeep", "fan_in", "main")
+_PARTS = ("keys", "tasks", "lanes", "ending", "operations", "reserve", "runs", "upkeep", "fan_in", "main")
 _LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.TimeoutError)
 _NOT_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "BUSY", "NOAUTH", "NOPERM")
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from omniq.errors import InvalidCursor
-from omniq.models import Record
+from omniq.models import Record, State
 from omniq.operations import Filter, Page
 from omniq.storage.cursors import SCAN_LIMIT
 from omniq.storage.redis_wire import Command
@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from omniq.storage.redis_client import Client
 
 CHUNK = 200
+SMALL = 5000  # ids of a state that are sorted here rather than found by looking at every task
+
+_SETS = {
+    State.BLOCKED: "o:blocked",
+    State.SCHEDULED: "delayed",
+    State.READY: "idx:wait",
+    State.RUNNING: "active",
+    State.DONE: "o:done",
+    State.DEAD: "idx:failed",
+    State.CANCELLED: "o:cancelled",
+}
 
 Place = tuple[int, str]  # number of a task and its queue: an order of all tasks that never changes
 Load = Callable[[Sequence[tuple[str, str]]], Awaitable[list[Record | None]]]
@@ -97,6 +108,38 @@ def _pairs(found: list[object]) -> list[tuple[bytes, float]]:
     return list(zip(found[::2], found[1::2], strict=True))  # type: ignore[arg-type]
 
 
+class _Sorted:
+    """The ids of a few tasks, already in order."""
+
+    def __init__(self, places: list[tuple[Place, str]]) -> None:
+        self._places = places
+
+    async def take(self, limit: int) -> list[tuple[Place, str]]:
+        taken, self._places = self._places[:limit], self._places[limit:]
+        return taken
+
+
+async def _by_state(
+    client: Client, queues: Sequence[str], states: Sequence[State], after: Place | None, newest_first: bool
+) -> _Sorted | None:
+    """The tasks in some states from the sets that hold exactly those; None if they are too many for that."""
+    keys = [(queue, f"{{{queue}}}:{_SETS[state]}") for queue in queues for state in states if state in _SETS]
+    if sum(await client.pipeline([("ZCARD", key) for _, key in keys])) > SMALL:
+        return None
+    members = await client.pipeline([("ZRANGE", key, 0, -1) for _, key in keys])
+    named = [(queue, ids) for (queue, _), ids in zip(keys, members, strict=True) if ids]
+    scores = await client.pipeline([("ZMSCORE", f"{{{queue}}}:o:tasks", *ids) for queue, ids in named])
+    places = [
+        ((int(float(seq)), queue), id.decode("utf-8", "replace"))
+        for (queue, ids), seqs in zip(named, scores, strict=True)
+        for id, seq in zip(ids, seqs, strict=True)
+        if seq is not None
+    ]
+    if after is not None:
+        places = [p for p in places if (p[0] < after if newest_first else p[0] > after)]
+    return _Sorted(sorted(places, reverse=newest_first))
+
+
 async def find_tasks(
     client: Client,
     load: Load,
@@ -107,7 +150,9 @@ async def find_tasks(
     newest_first: bool,
 ) -> Page:
     after = decode_place(cursor)
-    merge = _Merge(client, queues, after, newest_first)
+    merge = await _by_state(client, queues, filter.states, after, newest_first) if filter.states else None
+    if merge is None:
+        merge = _Merge(client, queues, after, newest_first)
     tasks: list[Record] = []
     last, scanned = after, 0
     while batch := await merge.take(CHUNK):

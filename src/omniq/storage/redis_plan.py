@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from omniq.errors import CrossQueue, Refused
+from omniq.errors import CrossQueue
 from omniq.operations import Beat, CountFanIn, Enqueue, OnTask, OpenFanIn, Operation, Reserve, Reserved
 from omniq.storage import redis_wire as wire
 from omniq.storage.checks import Transaction
@@ -19,8 +19,11 @@ class Part:
     """What one call of the script carries: transactions of one slot, and where their answers go."""
 
     def __init__(self, transactions: Sequence[Transaction], take: Callable[[list[Any]], None]) -> None:
-        self.encoded = [[wire.encode_operation(op) for op in t] for t in transactions]
-        self.take = take
+        self._packed, self._take = wire.Packed(transactions), take
+        self.entries = self._packed.entries
+
+    def take(self, answers: list[Any]) -> None:
+        self._take(self._packed.read(answers))
 
 
 class Plan:
@@ -52,9 +55,9 @@ class Plan:
         for key, numbers in parts.values():
             transactions = [self._transactions[n] for n in numbers]
 
-            def take(answers: list[Any], numbers: list[int] = numbers, given: Sequence[Transaction] = transactions) -> None:
-                for n, transaction, answer in zip(numbers, given, answers, strict=True):
-                    self.answers[n] = wire.decode_answer(transaction, answer)
+            def take(answers: list[Any], numbers: list[int] = numbers) -> None:
+                for n, answer in zip(numbers, answers, strict=True):
+                    self.answers[n] = answer
 
             yield key, Part(transactions, take)
         parts.clear()
@@ -66,10 +69,8 @@ class Plan:
             part = msgspec.structs.replace(op, queues=(queue,), limit=max(left, 1))
             got: list[Reserved] = []
 
-            def take(answers: list[Any], part: Reserve = part, got: list[Reserved] = got) -> None:
-                answer = wire.decode_answer([part], answers[0])
-                assert not isinstance(answer, Refused)
-                got.append(answer[0])  # pyright: ignore[reportArgumentType]
+            def take(answers: list[Any], got: list[Reserved] = got) -> None:
+                got += answers[0]
 
             if left > 0:
                 yield f"{{{queue}}}:meta", Part([(part,)], take)

@@ -54,6 +54,7 @@ from omniq.operations import (
 
 Hash = dict[bytes, bytes]
 Command = tuple[Any, ...]
+Entry = list[dict[str, Any]]  # a transaction, or a run of them, as the script reads it
 
 DEFAULT_LEASE_MS = 30_000
 DEFAULT_ATTEMPTS = 4  # what other clients are told when the core's default is meant
@@ -112,6 +113,111 @@ def encode_operation(op: Operation) -> dict[str, Any]:
     return made
 
 
+class Packed:
+    """Transactions as the script reads them, and how its answers are read. Equal neighbours travel as one run.
+
+    A run is `enqueues` (tasks that differ in id, payload and fingerprint only) or `acks` (of one queue).
+    """
+
+    def __init__(self, transactions: Sequence[Sequence[Operation]]) -> None:
+        self._transactions = transactions
+        self.entries: list[Entry] = []
+        self._spans: list[tuple[int, int, bool]] = []  # first transaction, how many, whether it is a run
+        shapes = [_shape(transaction) for transaction in transactions]
+        start = 0
+        while start < len(transactions):
+            end = start + 1
+            if shapes[start] is not None and not cast(Any, shapes[start])[0]:
+                while end < len(transactions) and shapes[end] == shapes[start]:
+                    end += 1
+            ops = [op for transaction in transactions[start:end] for op in transaction]
+            if shapes[start] is None or len(ops) < 2:
+                self.entries.append([encode_operation(op) for op in transactions[start]])
+                self._spans.append((start, 1, False))
+                end = start + 1
+            else:
+                self.entries.append([_run(ops, end - start == 1)])
+                self._spans.append((start, end - start, True))
+            start = end
+
+    def read(self, answers: Sequence[Any]) -> list[list[Outcome] | Refused]:
+        """One result per transaction from one answer per entry."""
+        results: list[list[Outcome] | Refused] = []
+        for (start, count, is_run), answer in zip(self._spans, answers, strict=True):
+            transactions = self._transactions[start : start + count]
+            if not is_run:
+                results.append(decode_answer(transactions[0], answer))
+            elif count == 1:
+                results.append(_all_new(transactions[0]) if not answer else decode_answer(transactions[0], answer))
+            else:
+                results += [_plain(t, a) if a == 1 else decode_answer(t, a) for t, a in zip(transactions, answer, strict=True)]
+        return results
+
+
+def _shape(transaction: Sequence[Operation]) -> tuple[Any, ...] | None:
+    """What transactions of a run have in common; None for one that travels alone. First: whether it fills a run by itself."""
+    first = transaction[0]
+    if isinstance(first, Ack):
+        if len(transaction) > 1 or first.again_us is not None:
+            return None
+        return (False, Ack, first.queue, first.late, first.encoding)
+    if not isinstance(first, Enqueue):
+        return None
+    shape = _enqueue_shape(first)
+    if shape is None or any(not isinstance(op, Enqueue) or _enqueue_shape(op) != shape for op in transaction[1:]):
+        return None
+    return (len(transaction) > 1, *shape)
+
+
+def _enqueue_shape(op: Enqueue) -> tuple[Any, ...] | None:
+    special = (op.group, op.eta_us, op.delay_us, op.interval_us, op.dead_queue, op.idempotency_key, op.headers)
+    if special != _NOT_SPECIAL or op.blocked_by:
+        return None
+    options = (op.name, op.max_attempts, op.lease_us, op.backoff, op.origin, op.encoding, op.timeout_us, op.result_ttl_us)
+    return (Enqueue, op.queue, op.payload is None, op.on_conflict, *options)
+
+
+_NOT_SPECIAL = (None,) * 7
+
+
+def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
+    first = ops[0]
+    rows: list[Any] = []
+    if isinstance(first, Ack):
+        for op in cast("Sequence[Ack]", ops):
+            rows += (op.id, op.token, False if op.result is None else _blob(op.result), _blob(_ack_data(op)))
+        return {"kind": "acks", "queue": first.queue, "late": first.late, "encoding": first.encoding, "rows": rows}
+    assert isinstance(first, Enqueue)
+    for op in cast("Sequence[Enqueue]", ops):
+        rows += (op.id, _blob(b"null" if op.payload is None else op.payload), op.fingerprint)
+    made: dict[str, Any] = {
+        "kind": "enqueues",
+        "queue": first.queue,
+        "name": first.name,
+        "fields": _options(first),
+        "lease": _lease_ms(first),
+        "on_conflict": first.on_conflict,
+        "empty": first.payload is None,
+        "together": together,
+        "rows": rows,
+    }
+    if first.result_ttl_us is not None:
+        made["result_ttl_us"] = str(first.result_ttl_us)
+    return made
+
+
+def _plain(transaction: Sequence[Operation], _: int) -> list[Outcome]:
+    """What the short way of the script answers with a mere 1."""
+    return [_DONE] if isinstance(transaction[0], Ack) else _all_new(transaction)
+
+
+def _all_new(transaction: Sequence[Operation]) -> list[Outcome]:
+    return [Enqueued(id=op.id, existed=False, state=State.READY) for op in cast("Sequence[Enqueue]", transaction)]
+
+
+_DONE = Acked(state=State.DONE)
+
+
 def _blob(data: bytes) -> msgspec.Raw:
     """Bytes as a msgpack string: the server's Lua knows no binary type, and its strings are bytes."""
     size = len(data)
@@ -126,49 +232,54 @@ def _blob(data: bytes) -> msgspec.Raw:
     return msgspec.Raw(head + data)
 
 
-def _enqueue(op: Enqueue) -> dict[str, Any]:
-    payload = op.payload
-    auto = "" if op.max_attempts else "m"
-    if op.lease_us is None:
-        auto += "l"
-    if payload is None:
-        auto, payload = auto + "p", b"null"
+def _lease_ms(op: Enqueue) -> int:
+    return DEFAULT_LEASE_MS if op.lease_us is None else ms_up(op.lease_us)
+
+
+def _options(op: Enqueue) -> list[str]:
+    """The fields that tasks of one shape have in common. `auto` names those that were not given."""
+    auto = ("" if op.max_attempts else "m") + ("l" if op.lease_us is None else "") + ("p" if op.payload is None else "")
     base = _BASE.search(op.backoff) if op.backoff else None
-    lease = DEFAULT_LEASE_MS if op.lease_us is None else ms_up(op.lease_us)
-    fields: list[str | msgspec.Raw] = [
-        "id",
-        op.id,
+    fields = [
         "name",
         op.name,
-        "payload",
-        _blob(payload),
         "max_attempts",
         str(op.max_attempts or DEFAULT_ATTEMPTS),
         "timeout_ms",
-        str(lease),
+        str(_lease_ms(op)),
         "backoff_ms",
         base[1] if base else str(DEFAULT_BACKOFF_MS),
     ]
     for name, value in (
-        ("gid", op.group),
+        ("more", "1" if op.origin or op.encoding != "json" else ""),
         ("auto", auto),
         ("backoff", op.backoff),
-        ("fingerprint", op.fingerprint),
         ("origin", op.origin),
-        ("idempotency_key", op.idempotency_key),
-        ("dead_queue", op.dead_queue),
         ("encoding", op.encoding if op.encoding != "json" else ""),
+        ("timeout_us", op.timeout_us and str(op.timeout_us)),
+        ("result_ttl_us", None if op.result_ttl_us is None else str(op.result_ttl_us)),
     ):
         if value:
             fields += (name, value)
-    for name, number in (
-        ("timeout_us", op.timeout_us),
-        ("interval_us", op.interval_us),
-        ("result_ttl_us", op.result_ttl_us),
-        ("eta_us", op.eta_us),
+    return fields
+
+
+def _enqueue(op: Enqueue) -> dict[str, Any]:
+    payload = b"null" if op.payload is None else op.payload
+    fields: list[str | msgspec.Raw] = ["id", op.id, "payload", _blob(payload), *_options(op)]
+    for name, value in (
+        ("gid", op.group),
+        ("fingerprint", op.fingerprint),
+        ("idempotency_key", op.idempotency_key),
+        ("dead_queue", op.dead_queue),
     ):
+        if value:
+            fields += (name, value)
+    for name, number in (("interval_us", op.interval_us), ("eta_us", op.eta_us)):
         if number is not None:
             fields += (name, str(number))
+    if _enqueue_shape(op) is None:
+        fields += ("more", "1")
     if op.headers is not None:
         fields += ("headers", _blob(encode_json(op.headers)))
     if op.blocked_by:
@@ -178,7 +289,7 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
         "id": op.id,
         "name": op.name,
         "fields": fields,
-        "lease": lease,
+        "lease": _lease_ms(op),
         "fingerprint": op.fingerprint,
         "data": b'{"payload_bytes":%d}' % (0 if op.payload is None else len(op.payload)),
         "group": op.group,
@@ -220,10 +331,14 @@ def _held(op: Held) -> dict[str, Any]:
     return {"queue": op.queue, "id": op.id, "token": op.token, "late": op.late or None}
 
 
-def _ack(op: Ack) -> dict[str, Any]:
+def _ack_data(op: Ack) -> bytes:
     size = 0 if op.result is None else len(op.result)
-    data = b'{"result_bytes":%d}' % size if op.ran_us is None else b'{"ran_us":%d,"result_bytes":%d}' % (op.ran_us, size)
-    return {**_held(op), "result": op.result, "encoding": op.encoding, "data": data, "again": maybe_up(op.again_us)}
+    return b'{"result_bytes":%d}' % size if op.ran_us is None else b'{"ran_us":%d,"result_bytes":%d}' % (op.ran_us, size)
+
+
+def _ack(op: Ack) -> dict[str, Any]:
+    again = maybe_up(op.again_us)
+    return {**_held(op), "result": op.result, "encoding": op.encoding, "data": _ack_data(op), "again": again}
 
 
 def _failure(op: Retry | Fail) -> dict[str, Any]:
@@ -352,7 +467,7 @@ def refusal(kind: str, op: Operation) -> Refused:
 def _reserved(op: Reserve, reply: list[Any]) -> Reserved:
     paused, next_at, tasks = reply
     return Reserved(
-        tasks=[record_of(queue.decode(), pairs(flat)) for queue, flat in tasks],
+        tasks=[record_of(queue.decode(), _given(values)) for queue, values in tasks],
         paused=tuple(name.decode() for name in paused),
         next_at_us=None if next_at < 0 else next_at * 1000,
     )
@@ -392,9 +507,22 @@ _BEFORE: dict[type[Operation], Callable[[Any], Outcome]] = {
 # -- up: records ---------------------------------------------------------------------------------
 
 
-def pairs(flat: Sequence[bytes]) -> Hash:
-    """A hash from a flat list; of a field that comes twice the last value holds."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+# The orders in which the script gives a task's fields (`FIELDS` and `PLAIN` in tasks.lua).
+_HOT = """state attempt timeout_ms gid created_ms due_ms lock_until_ms lease_token last_started_ms own
+    name worker cancel ended_by result_ttl_us deps first_started_ms seq """
+_FIELDS = (
+    _HOT
+    + """eta_us interval_us dead_queue left edges idempotency_key fingerprint
+    id payload max_attempts backoff_ms updated_ms completed_ms failed_ms last_error last_error_ms
+    encoding headers origin timeout_us backoff blocked_by error progress finished_ms auto foreign"""
+)
+_PLAIN = _HOT + "more updated_ms id payload max_attempts fingerprint timeout_us backoff auto"
+_ORDERS = {len(names): [name.encode() for name in names] for names in (_FIELDS.split(), _PLAIN.split())}
+
+
+def _given(values: Sequence[bytes | None]) -> Hash:
+    names = _ORDERS[len(values)]
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
 
 def _us(fields: Hash, name: bytes) -> int | None:
@@ -514,20 +642,50 @@ def _error_of(fields: Hash) -> TaskError | None:
     return None if words is None else TaskError.from_text(words)
 
 
-def result_of(task_id: str, value: bytes) -> StoredResult:
-    """`state finished attempts started error_bytes has_data encoding`, a new line, the error, the data."""
+class _Ended(msgspec.Struct):
+    """How a run ended, as the script stores it: a line of numbers, then the task's name, the error and the data."""
+
+    result: StoredResult
+    name: str
+    created_at_us: int
+
+
+def _ended(task_id: str, value: bytes) -> _Ended:
     head, _, rest = value.partition(b"\n")
-    state, finished, attempts, started, size, has_data, encoding = head.split(b" ", 6)
-    failure, data = rest[: int(size)], rest[int(size) :]
-    return StoredResult(
+    state, finished, attempts, started, created, name, size, has_data, encoding = head.split(b" ", 8)
+    data_at = int(name) + int(size)
+    failure = rest[int(name) : data_at]
+    result = StoredResult(
         task_id=task_id,
         state=_state(int(state)),
-        result=data if has_data == b"1" else None,
+        result=rest[data_at:] if has_data == b"1" else None,
         encoding=encoding.decode(),
         error=_decode_error(failure) if failure else None,
         finished_at_us=int(finished) * 1000,
         attempts=int(attempts),
         started_at_us=None if started == b"-" else int(started) * 1000,
+    )
+    return _Ended(result, rest[: int(name)].decode("utf-8", "replace"), int(created) * 1000)
+
+
+def result_of(task_id: str, value: bytes) -> StoredResult:
+    return _ended(task_id, value).result
+
+
+def record_of_result(queue: str, task_id: str, value: bytes) -> Record:
+    """What is left of a task whose hash another client deleted: how it ended."""
+    ended = _ended(task_id, value)
+    return Record(
+        id=task_id,
+        queue=queue,
+        name=ended.name,
+        state=ended.result.state,
+        attempts=ended.result.attempts,
+        created_at_us=ended.created_at_us,
+        updated_at_us=ended.result.finished_at_us,
+        started_at_us=ended.result.started_at_us,
+        finished_at_us=ended.result.finished_at_us,
+        last_error=ended.result.error,
     )
 
 

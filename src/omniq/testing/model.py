@@ -58,6 +58,7 @@ class Model:
         self.paused: set[str] = set()
         self.seq = 0
         self.places = 0
+        self.fan_ins: dict[str, tuple[int, int, dict[str, int]]] = {}  # expected, end of life, what each member was told
 
     def run(self, transaction: Sequence[ops.Operation], now: int) -> list[ops.Outcome] | type[errors.Refused]:
         """Everything but Reserve: all of it, or the error and no change."""
@@ -308,6 +309,21 @@ class Model:
             del self.keys[place]
         self.fail_dependents(op.id, now)
         return ops.Removed()
+
+    def openfanin(self, op: ops.OpenFanIn, now: int) -> ops.Outcome:
+        expected, end, told = self.fan_ins.get(op.key, (0, 0, dict[str, int]()))
+        if end <= now:
+            expected, told = op.expected, dict[str, int]()
+            self.fan_ins[op.key] = expected, now + op.ttl_us, told
+        if expected != op.expected:
+            raise No(errors.IdempotencyConflict)
+        return ops.FannedIn(left=expected - len(told))
+
+    def countfanin(self, op: ops.CountFanIn, now: int) -> ops.Outcome:
+        expected, end, told = self.fan_ins.get(op.key, (0, 0, dict[str, int]()))
+        if end <= now or (op.member not in told and len(told) == expected):
+            return ops.FannedIn(left=-1)
+        return ops.FannedIn(left=told.setdefault(op.member, expected - len(told) - 1))
 
     # -- how a run ends ----------------------------------------------------------------------------
 

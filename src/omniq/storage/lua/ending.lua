@@ -9,7 +9,7 @@ local function give_up_lease(t)
 end
 
 local function stamp(t)
-  set(t, 'updated_ms', digits(now))
+  set(t, 'updated_ms', NOW)
 end
 
 local function set_due(t, due_ms)
@@ -21,7 +21,7 @@ end
 local function set_error(t, failure, words)
   set(t, 'error', failure or '')
   set(t, 'last_error', words or '')
-  set(t, 'last_error_ms', digits(now))
+  set(t, 'last_error_ms', NOW)
 end
 
 local function place(t)
@@ -37,7 +37,7 @@ end
 -- The lease is over and the result kept. With `again` the same task runs once more: the caller places it.
 function machine.finish(t, state, result, token, again)
   local q = t.q
-  set(t, 'finished_ms', digits(now))
+  set(t, 'finished_ms', NOW)
   stamp(t)
   t.ended_by = token
   set(t, 'ended_by', token or '')
@@ -49,7 +49,7 @@ function machine.finish(t, state, result, token, again)
     result.ends = not again and not moves
     store.save_result(t, CODE[state], result, stays, ttl_ms)
   end
-  set(t, state .. '_ms', digits(now))
+  set(t, state .. '_ms', NOW)
   if moves then
     lanes.move(t, 'moving')
   elseif state == 'completed' and not again and ttl_ms == 0 then
@@ -58,7 +58,7 @@ function machine.finish(t, state, result, token, again)
     t.state = nil
   elseif not again then
     lanes.move(t, state)
-    if state == 'completed' then q.completed[#q.completed + 1] = t end
+    if state == 'completed' then q.completed[#q.completed + 1] = t.id end
     if state == 'failed' then q.failed[#q.failed + 1] = t.id end
   end
   ended_tasks[#ended_tasks + 1] = t.id
@@ -77,7 +77,9 @@ end
 
 -- The last error that a task wrote, as JSON.
 function machine.error_of(t)
-  if t.dirty.error then return text(t.dirty.error) end
+  for i = #t.changes - 1, 1, -2 do
+    if t.changes[i] == 'error' then return text(t.changes[i + 1]) end
+  end
   return text(run('HGET', t.key, 'error'))
 end
 

@@ -3,7 +3,7 @@ The keys of a queue. `base` is the queue's name in braces, so that all of its ke
 
 Shared with every client of the contract:
 
-  base:job:<id>          hash    a task that has not ended, a dead letter, and each of the last 100 that are done
+  base:job:<id>          hash    a task; one that is done stays as long as its result, a job of another client as long as it is listed
   base:wait              list    ungrouped lane; RPUSH at the tail, LPOP at the head
   base:g:<gid>:wait      list    the lane of a group
   base:g:<gid>:limit     string  how many of the group may run; absent means 1
@@ -23,7 +23,7 @@ Ours alone; other clients work without them:
 
   base:o:meta            hash    seq, events (last number), first (oldest event kept), turn (last score in groups:ready), swept
   base:o:tasks           zset    every task that we know, by seq, the order of insertion
-  base:o:end:<id>        hash    a task that is done or cancelled, until its result expires
+  base:o:end:<id>        hash    a task that was cancelled, until its result expires
   base:o:done, :cancelled, :results   zset    ended tasks, and results of tasks that go on; score: when they expire
   base:o:res:<id>        string  how the last run ended: a line of numbers, the error as JSON, the result
   base:o:blocked         zset    tasks that wait for others
@@ -58,8 +58,10 @@ end
 
 -- Lua's own conversion writes large numbers with an exponent.
 local function digits(number)
-  return string.format('%.0f', number)
+  return string.format('%d', number)
 end
+
+local NOW = digits(now)
 
 local function text(value)
   if value and value ~= '' then return value end
@@ -82,7 +84,10 @@ local function queue(name)
   local q = queues[name]
   if not q then
     local base = '{' .. name .. '}:'
-    q = {name = name, base = base, o = base .. 'o:', events = {}, completed = {}, failed = {}, lanes = {}, grouped = 0}
+    q = {
+      name = name, base = base, o = base .. 'o:', job = base .. 'job:', events = {}, completed = {}, failed = {}, lanes = {},
+      grouped = 0, add = {}, remove = {},
+    }
     queues[name] = q
   end
   return q
@@ -111,7 +116,7 @@ local function next_turn(q)
   return q.turn
 end
 
-local function job_key(q, id) return q.base .. 'job:' .. id end
+local function job_key(q, id) return q.job .. id end
 local function end_key(q, id) return q.o .. 'end:' .. id end
 
 -- Whom this call concerns, told when everything is written.

@@ -20,6 +20,15 @@ local function push_pending(key)
   end
 end
 
+function lanes.push(key, id)
+  local ids = pending[key]
+  if ids then
+    ids[#ids + 1] = id
+  else
+    pending[key] = {id}
+  end
+end
+
 function lanes.group(q, gid)
   local name = q.name .. '\0' .. gid
   local g = groups[name]
@@ -97,10 +106,8 @@ local function enter(t, at_head)
     local key = lane_key(t)
     if at_head then
       run('LPUSH', key, t.id)
-    elseif pending[key] then
-      pending[key][#pending[key] + 1] = t.id
     else
-      pending[key] = {t.id}
+      lanes.push(key, t.id)
     end
     if g then g.ready, t.q.grouped = g.ready + 1, t.q.grouped + 1 end
     ready_queues[t.q.name] = true
@@ -112,6 +119,7 @@ end
 -- `at_head`: before all tasks of the lane that were never leased.
 function lanes.move(t, state, at_head)
   lanes.leave(t)
+  if t.stored and (state == 'wait' or state == 'delayed') and t.stored ~= 'delayed' then set(t, 'more', '1') end
   t.state, t.moved = state, true
   set(t, 'state', state)
   enter(t, at_head)

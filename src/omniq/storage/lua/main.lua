@@ -10,13 +10,14 @@ function alone.beat(op)
   if op.gone then
     run('HDEL', STORE .. 'workers', op.worker)
   else
-    run('HSET', STORE .. 'workers', op.worker, digits(now) .. ' ' .. op.info)
+    run('HSET', STORE .. 'workers', op.worker, NOW .. ' ' .. op.info)
   end
   return {}
 end
 
-local function transaction(ops)
+function machine.transaction(ops)
   local first = ops[1]
+  if runs[first.kind] then return runs[first.kind](first) end
   if upkeep[first.kind] then return {upkeep[first.kind](first)} end
   if alone[first.kind] then
     local answer, refused = alone[first.kind](first)
@@ -54,7 +55,7 @@ local function write_stats(q)
   local stats, base = q.base .. 'stats', q.base
   local ungrouped = run('LLEN', base .. 'wait')
   local grouped = math.max(number(run('HGET', stats, 'group_waiting')) + q.grouped, 0)
-  local moment = digits(now)
+  local moment = NOW
   local values = {
     'waiting', ungrouped, 'group_waiting', grouped, 'waiting_total', ungrouped + grouped,
     'active', run('ZCARD', base .. 'active'), 'delayed', run('ZCARD', base .. 'delayed'),
@@ -98,7 +99,7 @@ local function tell()
 end
 
 local answers = {}
-for i, ops in ipairs(request.transactions) do answers[i] = transaction(ops) end
+for i, ops in ipairs(request.transactions) do answers[i] = machine.transaction(ops) end
 store.flush()
 for _, q in pairs(queues) do write_queue(q) end
 return {answers, tell(), ended_tasks, now}

@@ -153,18 +153,21 @@ function write.enqueue(op)
   local due = op.eta or now + (op.delay or 0)
   local eta = op.eta_us
   if not eta and ((op.delay or 0) > 0 or op.interval_us) then eta = digits(due) .. '000' end
-  local moment, seq = digits(now), next_seq(q)
+  local seq = next_seq(q)
+  local fields = op.fields
   local t = {
-    q = q, id = op.id, key = job_key(q, op.id), dirty = {}, attempt = 0, timeout_ms = op.lease, gid = op.group,
+    q = q, id = op.id, key = job_key(q, op.id), changes = fields, warm = true, moved = false, foreign = false, attempt = 0, timeout_ms = op.lease, gid = op.group,
     created_ms = now, due_ms = due, lock_until_ms = 0, seq = seq, name = op.name, cancel = false, eta_us = eta,
     interval_us = op.interval_us, result_ttl_us = op.result_ttl_us, dead_queue = op.dead_queue, left = #blockers,
-    idempotency_key = op.key, fingerprint = op.fingerprint, fresh = op.fields,
+    idempotency_key = op.key, fingerprint = op.fingerprint, touched = false, deps = false,
   }
-  local fields = op.fields
-  for _, value in ipairs({
-    'attempt', '0', 'created_ms', moment, 'queued_ms', moment, 'updated_ms', moment, 'own', moment, 'due_ms', digits(due),
-    'seq', digits(seq), 'first_started_ms', '', 'last_started_ms', '', 'completed_ms', '', 'failed_ms', '',
-  }) do fields[#fields + 1] = value end
+  local n = #fields
+  fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'attempt', '0', 'created_ms', NOW
+  fields[n + 5], fields[n + 6], fields[n + 7], fields[n + 8] = 'queued_ms', NOW, 'updated_ms', NOW
+  fields[n + 9], fields[n + 10], fields[n + 11], fields[n + 12] = 'own', NOW, 'seq', digits(seq)
+  fields[n + 13], fields[n + 14], fields[n + 15], fields[n + 16] = 'due_ms', due == now and NOW or digits(due), 'failed_ms', ''
+  fields[n + 17], fields[n + 18], fields[n + 19], fields[n + 20] = 'first_started_ms', '', 'last_started_ms', ''
+  fields[n + 21], fields[n + 22] = 'completed_ms', ''
   if eta then set(t, 'eta_us', eta) end
   cache[slot(q, op.id)] = t
   touch(t)

@@ -9,7 +9,7 @@ function machine.promote(q, limit)
   if promoted[q.name] then return 0 end
   promoted[q.name] = limit == PROMOTE_LIMIT
   store.flush()
-  local found = run('ZRANGEBYSCORE', q.base .. 'delayed', '-inf', digits(now), 'WITHSCORES', 'LIMIT', 0, limit)
+  local found = run('ZRANGEBYSCORE', q.base .. 'delayed', '-inf', NOW, 'WITHSCORES', 'LIMIT', 0, limit)
   if #found == 0 then return 0 end
   local due = {}
   for i = 1, #found, 2 do
@@ -30,21 +30,22 @@ function machine.promote(q, limit)
   return #due
 end
 
--- The lease of a task that was popped from its lane, and its whole hash for the answer. Nil for an id without a waiting task:
--- it was removed by others, or pushed twice.
+-- Leases a task that was popped from its lane and adds all its fields to the answer. Nil for an id without a waiting task: it
+-- was removed by others, or pushed twice.
 local function lease(q, id, op, tasks)
-  local flat = run('HGETALL', job_key(q, id))
-  local fields = {}
-  for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
-  if fields.state ~= 'wait' then
-    if not fields.state then run('ZREM', q.base .. 'idx:wait', id) end
+  local values = run('HMGET', q.job .. id, unpack(PLAIN))
+  if values[1] ~= 'wait' then
+    if not values[1] then run('ZREM', q.base .. 'idx:wait', id) end
     q.changed = true
     return nil
   end
-  local values = {}
-  for i, field in ipairs(FIELDS) do values[i] = fields[field] or false end
+  if machine.lease_plain(q, id, op, values) then
+    tasks[#tasks + 1] = {q.name, values}
+    return true
+  end
+  values = run('HMGET', q.job .. id, unpack(FIELDS))
   local t = store.shape(q, id, job_key(q, id), values)
-  store.adopt(t)
+  if t.foreign then store.adopt(t) end
   t.attempt = t.attempt + 1
   t.lease_token = op.token
   t.lock_until_ms = now + (op.lease or (t.timeout_ms > 0 and t.timeout_ms) or DEFAULT_LEASE_MS)
@@ -52,21 +53,21 @@ local function lease(q, id, op, tasks)
     t.worker = text(op.worker)
     set(t, 'worker', op.worker)
   end
-  local moment = digits(now)
   set(t, 'attempt', digits(t.attempt))
   set(t, 'lease_token', op.token)
   set(t, 'lock_until_ms', digits(t.lock_until_ms))
-  if not t.first_started_ms then set(t, 'first_started_ms', moment) end
-  t.last_started_ms = moment
-  set(t, 'last_started_ms', moment)
-  set(t, 'updated_ms', moment)
+  if not t.first_started_ms then set(t, 'first_started_ms', NOW) end
+  t.last_started_ms = NOW
+  set(t, 'last_started_ms', NOW)
+  set(t, 'updated_ms', NOW)
   lanes.take(t)
   log.note(t, 'started')
-  for field, value in pairs(t.dirty) do
-    flat[#flat + 1] = field
-    flat[#flat + 1] = value
+  local changes = t.changes
+  for i = 1, #changes, 2 do
+    local place = INDEX[changes[i]]
+    if place then values[place] = changes[i + 1] end
   end
-  tasks[#tasks + 1] = {q.name, flat}
+  tasks[#tasks + 1] = {q.name, values}
   return t
 end
 
@@ -136,7 +137,7 @@ local function held_under(op)
     local q = queue(name)
     for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
       if run('HGET', job_key(q, id), 'lease_token') == op.token then
-        tasks[#tasks + 1] = {name, run('HGETALL', job_key(q, id))}
+        tasks[#tasks + 1] = {name, run('HMGET', job_key(q, id), unpack(FIELDS))}
       end
     end
   end
@@ -149,6 +150,7 @@ function machine.reserve(op)
     local tasks = held_under(op)
     if #tasks > 0 then return {{}, -1, tasks} end
   end
+  op.worker = op.worker or ''
   local tasks, paused, left, next_at = {}, {}, op.limit, -1
   for _, name in ipairs(op.queues) do
     local q = queue(name)

@@ -8,17 +8,31 @@ lanes; `store.flush` writes them with few, variadic commands. It runs at the end
 local store, lanes, log, machine = {}, {}, {}, {}
 local cache, touched = {}, {}
 
+-- The fields of a task, as the answer to `Reserve` gives them. Most operations need only the first of them; the next ones are
+-- read when they are asked for.
 local FIELDS = {
-  'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'lock_until_ms', 'lease_token', 'first_started_ms',
-  'last_started_ms', 'own', 'seq', 'name', 'worker', 'cancel', 'ended_by', 'eta_us', 'interval_us', 'result_ttl_us',
-  'dead_queue', 'left', 'deps', 'edges', 'idempotency_key', 'fingerprint',
+  'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'lock_until_ms', 'lease_token', 'last_started_ms', 'own',
+  'name', 'worker', 'cancel', 'ended_by', 'result_ttl_us', 'deps', 'first_started_ms', 'seq',
+  'eta_us', 'interval_us', 'dead_queue', 'left', 'edges', 'idempotency_key', 'fingerprint',
+  'id', 'payload', 'max_attempts', 'backoff_ms', 'updated_ms', 'completed_ms', 'failed_ms', 'last_error', 'last_error_ms',
+  'encoding', 'headers', 'origin', 'timeout_us', 'backoff', 'blocked_by', 'error', 'progress', 'finished_ms', 'auto', 'foreign',
 }
+local HOT, KNOWN = 18, 25
+-- What a plain task has of them: the answer to `Reserve` in the common case. `more` marks a task that has others too.
+local PLAIN = {
+  'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'lock_until_ms', 'lease_token', 'last_started_ms', 'own',
+  'name', 'worker', 'cancel', 'ended_by', 'result_ttl_us', 'deps', 'first_started_ms', 'seq',
+  'more', 'updated_ms', 'id', 'payload', 'max_attempts', 'fingerprint', 'timeout_us', 'backoff', 'auto',
+}
+local INDEX, COLD = {}, {}
+for i, field in ipairs(FIELDS) do
+  INDEX[field] = i
+  if i > HOT and i <= KNOWN then COLD[field] = true end
+end
 local PRIVATE = {
   'name', 'worker', 'cancel', 'ended_by', 'eta_us', 'interval_us', 'result_ttl_us', 'dead_queue', 'left', 'edges',
-  'idempotency_key', 'fingerprint',
-}
-local UNREAD = {
-  'encoding', 'headers', 'origin', 'timeout_us', 'backoff', 'blocked_by', 'error', 'progress', 'finished_ms', 'auto',
+  'idempotency_key', 'fingerprint', 'encoding', 'headers', 'origin', 'timeout_us', 'backoff', 'blocked_by', 'error', 'progress',
+  'finished_ms', 'auto',
 }
 
 -- The sorted sets that a task is in, by state.
@@ -45,8 +59,10 @@ local function touch(t)
 end
 
 local function set(t, field, value)
-  t.dirty[field] = value
-  touch(t)
+  local changes = t.changes
+  local n = #changes
+  changes[n + 1], changes[n + 2] = field, value
+  if not t.touched then touch(t) end
 end
 
 local function clear(t, field)
@@ -54,24 +70,46 @@ local function clear(t, field)
   set(t, field, '')
 end
 
+local function warm(t, v, from)
+  t.warm = true
+  if t.foreign then
+    t.left, t.fingerprint = 0, ''
+    return
+  end
+  t.eta_us, t.interval_us, t.dead_queue, t.left = text(v[from + 1]), text(v[from + 2]), text(v[from + 3]), number(v[from + 4])
+  t.edges, t.idempotency_key, t.fingerprint = text(v[from + 5]), text(v[from + 6]), v[from + 7] or ''
+end
+
+local Task = {
+  __index = function(t, field)
+    if COLD[field] and not rawget(t, 'warm') then
+      warm(t, run('HMGET', t.key, unpack(FIELDS, HOT + 1, KNOWN)), 0)
+      return rawget(t, field)
+    end
+    return nil
+  end,
+}
+
+-- A task from the values of its first fields.
 function store.shape(q, id, key, v)
+  local created = v[5]
   local t = {
-    q = q, id = id, key = key, dirty = {}, state = v[1], stored = v[1], attempt = number(v[2]), timeout_ms = number(v[3]),
-    gid = text(v[4]), created_ms = number(v[5]), due_ms = number(v[6]), lock_until_ms = number(v[7]),
-    lease_token = text(v[8]), first_started_ms = text(v[9]), last_started_ms = text(v[10]), seq = number(v[12]),
+    q = q, id = id, key = key, changes = {}, state = v[1], stored = v[1], attempt = number(v[2]), timeout_ms = number(v[3]),
+    gid = text(v[4]), created_ms = number(created), due_ms = number(v[6]), lock_until_ms = number(v[7]),
+    lease_token = text(v[8]), last_started_ms = text(v[9]), deps = v[16] == '1', first_started_ms = text(v[17]),
+    touched = false, moved = false, cancel = false,
   }
   if t.due_ms == 0 then t.due_ms = t.created_ms end
-  t.foreign = not (v[11] and v[11] == v[5])
-  if t.foreign then
-    t.was_ours = v[11]
+  if v[10] and v[10] == created then
+    t.foreign = false
+    t.name, t.worker, t.cancel, t.ended_by, t.result_ttl_us = v[11] or '*', text(v[12]), v[13] == '1', text(v[14]), text(v[15])
+    t.seq = number(v[18])
   else
-    t.name, t.worker, t.cancel, t.ended_by, t.eta_us = v[13] or '*', text(v[14]), v[15] == '1', text(v[16]), text(v[17])
-    t.interval_us, t.result_ttl_us, t.dead_queue, t.left = text(v[18]), text(v[19]), text(v[20]), number(v[21])
-    t.edges, t.idempotency_key, t.fingerprint = text(v[23]), text(v[24]), v[25] or ''
+    t.foreign, t.was_ours, t.seq = true, v[10], 0
   end
-  t.deps = v[22] == '1'
+  if #v > HOT then warm(t, v, HOT) end
   cache[slot(q, id)] = t
-  return t
+  return setmetatable(t, Task)
 end
 
 -- The task of this id in this queue, or nil. Looks, and writes nothing.
@@ -82,10 +120,10 @@ function store.load(q, id)
     return t or nil
   end
   local key = job_key(q, id)
-  local v = run('HMGET', key, unpack(FIELDS))
+  local v = run('HMGET', key, unpack(FIELDS, 1, HOT))
   if not v[1] then
     key = end_key(q, id)
-    v = run('HMGET', key, unpack(FIELDS))
+    v = run('HMGET', key, unpack(FIELDS, 1, HOT))
   end
   if not v[1] then
     cache[slot(q, id)] = false
@@ -109,8 +147,10 @@ end
 
 -- The task of this id, in this queue or in the one that it moved to, or anywhere if the store has only one node.
 function store.find(q, id)
-  local t = store.load(q, id)
-  if t or request.cluster then return t end
+  local t = cache[slot(q, id)]
+  if t == nil and run('EXISTS', job_key(q, id), end_key(q, id)) > 0 then t = store.load(q, id) end
+  if t and not t.gone then return t end
+  if request.cluster then return nil end
   for name in pairs(queues) do
     local cached = cache[name .. '\0' .. id]
     if cached and not cached.gone then return cached end
@@ -143,10 +183,9 @@ function store.adopt(t)
   local parsed, body = pcall(cjson.decode, payload)
   local name = parsed and type(body) == 'table' and body.func
   t.name = type(name) == 'string' and name ~= '' and #name <= 1024 and name or '*'
-  t.left, t.fingerprint, t.seq = 0, '', next_seq(q)
+  t.seq = next_seq(q)
   if t.was_ours then
     for _, field in ipairs(PRIVATE) do set(t, field, '') end
-    for _, field in ipairs(UNREAD) do set(t, field, '') end
     run('DEL', end_key(q, t.id), q.o .. 'res:' .. t.id)
     for _, name in ipairs({'done', 'cancelled', 'results'}) do run('ZREM', q.o .. name, t.id) end
   end
@@ -185,10 +224,10 @@ end
 function store.save_result(t, code, result, stays, ttl_ms)
   local q, key = t.q, t.q.o .. 'res:' .. t.id
   local failure = result.error or ''
-  local head = table.concat({
-    code, digits(now), t.attempt, t.last_started_ms or '-', #failure, result.data and 1 or 0, result.encoding or 'json',
-  }, ' ')
-  local value = head .. '\n' .. failure .. (result.data or '')
+  local data, name = result.data, t.name
+  local value = table.concat({
+    code, NOW, t.attempt, t.last_started_ms or '-', digits(t.created_ms), #name, #failure, data and 1 or 0, result.encoding or 'json',
+  }, ' ') .. '\n' .. name .. failure .. (data or '')
   if stays then
     run('SET', key, value)
     run('ZREM', q.o .. 'results', t.id)
@@ -224,100 +263,110 @@ end
 -- -- writing ---------------------------------------------------------------------------------------
 
 local function score_of(t, name)
-  if name == 'delayed' then return t.due_ms end
-  if name == 'active' then return t.lock_until_ms end
-  if name == 'o:done' or name == 'o:cancelled' then return t.expires_ms or now end
-  if name == 'o:blocked' then return t.seq end
-  return now
+  if name == 'delayed' then return digits(t.due_ms) end
+  if name == 'active' then return digits(t.lock_until_ms) end
+  if name == 'o:done' or name == 'o:cancelled' then return digits(t.expires_ms or now) end
+  if name == 'o:blocked' then return digits(t.seq) end
+  return NOW
 end
 
-local function gather(into, key, ...)
-  local list = into[key]
+local function add(q, name, score, id)
+  local list = q.add[name]
   if not list then
     list = {}
-    into[key] = list
+    q.add[name] = list
   end
-  for _, value in ipairs({...}) do list[#list + 1] = value end
+  local n = #list
+  list[n + 1], list[n + 2] = score, id
+end
+
+local function remove(q, name, id)
+  local list = q.remove[name]
+  if not list then
+    list = {}
+    q.remove[name] = list
+  end
+  list[#list + 1] = id
 end
 
 local function write_hash(t)
-  local values = t.fresh or {}
-  t.fresh = nil
-  for field, value in pairs(t.dirty) do
-    values[#values + 1] = field
-    values[#values + 1] = value
+  local changes = t.changes
+  if #changes > 0 then
+    run('HSET', t.key, unpack(changes))
+    t.changes = {}
   end
-  t.dirty = {}
-  if #values > 0 then run('HSET', t.key, unpack(values)) end
   if t.state == 'cancelled' and t.stored ~= 'cancelled' then
     run('RENAME', t.key, end_key(t.q, t.id))
     t.key = end_key(t.q, t.id)
   end
 end
 
--- The contract keeps 100 completed jobs; the record itself stays under a key of ours for as long as its result.
-local function write_completed(q, removals)
-  local ids = {}
-  for _, t in ipairs(q.completed) do ids[#ids + 1] = t.id end
-  in_parts('LPUSH', q.base .. 'completed', ids)
+-- The contract lists 100 completed jobs and deletes what drops out. One of ours only leaves the list: its hash stays as long as
+-- its result. One that was published anew meanwhile is not touched either.
+local function write_completed(q)
+  in_parts('LPUSH', q.base .. 'completed', q.completed)
+  q.completed = {}
   local extra = run('LLEN', q.base .. 'completed') - COMPLETED_KEEP
-  local cut = {}
-  if extra > 0 then
-    for _, id in ipairs(run('RPOP', q.base .. 'completed', extra)) do cut[id] = true end
-  end
-  for _, t in ipairs(q.completed) do
-    if cut[t.id] then
-      cut[t.id], t.trimmed = nil, true
-      run('RENAME', t.key, end_key(q, t.id))
-      t.key = end_key(q, t.id)
-    else
-      run('COPY', t.key, end_key(q, t.id), 'REPLACE')
+  if extra <= 0 then return end
+  local out = run('RPOP', q.base .. 'completed', extra)
+  for i = 1, #out, PART do
+    local last = math.min(i + PART - 1, #out)
+    local ours = run('ZMSCORE', q.o .. 'done', unpack(out, i, last))
+    for k = i, last do
+      local id = out[k]
+      remove(q, 'idx:completed', id)
+      if not ours[k - i + 1] and run('HGET', job_key(q, id), 'state') == 'completed' then
+        run('DEL', job_key(q, id))
+      end
     end
   end
-  for id in pairs(cut) do
-    gather(removals, q.base .. 'idx:completed', id)
-    if run('HGET', job_key(q, id), 'state') == 'completed' then run('DEL', job_key(q, id)) end
-  end
-  q.completed = {}
+end
+
+local function write_sets(q)
+  local done = 'idx:completed' -- grows before it shrinks: more than 128 members, and it stops being a list that is searched
+  if q.add[done] then in_parts('ZADD', q.base .. done, q.add[done]) end
+  q.add[done] = nil
+  for name, members in pairs(q.remove) do in_parts('ZREM', q.base .. name, members) end
+  for name, members in pairs(q.add) do in_parts('ZADD', q.base .. name, members) end
+  q.add, q.remove = {}, {}
 end
 
 function store.flush()
   lanes.push_all()
-  if #touched == 0 then return end
-  local additions, removals, list = {}, {}, touched
+  local list = touched
   touched = {}
   for _, t in ipairs(list) do
     t.touched = false
     t.q.changed = true
     if t.gone then
       run('DEL', job_key(t.q, t.id), end_key(t.q, t.id))
-      gather(removals, t.q.o .. 'tasks', t.id)
+      remove(t.q, 'o:tasks', t.id)
     else
       write_hash(t)
     end
   end
+  for _, t in ipairs(list) do
+    local q, state, stored = t.q, not t.gone and t.state or nil, t.stored
+    if stored and stored ~= state and MEMBER[stored] then
+      for _, name in ipairs(MEMBER[stored]) do remove(q, name, t.id) end
+    end
+    if state and (t.moved or stored ~= state) and MEMBER[state] then
+      for _, name in ipairs(MEMBER[state]) do
+        add(q, name, score_of(t, name), t.id)
+      end
+    end
+    if state and not stored then add(q, 'o:tasks', digits(t.seq), t.id) end
+    t.stored, t.moved = state, false
+  end
   for _, q in pairs(queues) do
-    if #q.completed > 0 then write_completed(q, removals) end
+    if next(q.add) or next(q.remove) then write_sets(q) end
     if #q.failed > 0 then
       in_parts('LPUSH', q.base .. 'failed', q.failed)
       q.failed = {}
     end
-  end
-  for _, t in ipairs(list) do
-    local state = not t.gone and t.state or nil
-    if t.stored and t.stored ~= state then
-      for _, name in ipairs(MEMBER[t.stored] or {}) do gather(removals, t.q.base .. name, t.id) end
+    if #q.completed > 0 then
+      write_completed(q)
+      write_sets(q)
     end
-    if state and (t.moved or t.stored ~= state) then
-      for _, name in ipairs(MEMBER[state] or {}) do
-        if not (t.trimmed and name == 'idx:completed') then
-          gather(additions, t.q.base .. name, digits(score_of(t, name)), t.id)
-        end
-      end
-    end
-    if not t.stored and state then gather(additions, t.q.o .. 'tasks', digits(t.seq), t.id) end
-    t.stored, t.moved = state, false
   end
-  for key, members in pairs(removals) do in_parts('ZREM', key, members) end
-  for key, pairs_ in pairs(additions) do in_parts('ZADD', key, pairs_) end
 end

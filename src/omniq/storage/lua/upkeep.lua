@@ -42,11 +42,9 @@ local function settle_completed(t)
   store.adopt(t)
   store.flush()
   t.expires_ms = now + (t.result_ttl_us and math.ceil(t.result_ttl_us / 1000) or DEFAULT_TTL_MS)
-  set(t, 'finished_ms', digits(now))
+  set(t, 'finished_ms', NOW)
   store.save_result(t, CODE.completed, {ends = true}, false, t.expires_ms - now)
   log.note(t, 'succeeded', '{"foreign":true}')
-  store.flush()
-  run('COPY', t.key, end_key(q, t.id), 'REPLACE')
   run('ZADD', q.o .. 'done', digits(t.expires_ms), t.id)
   ended_tasks[#ended_tasks + 1] = t.id
   if t.deps then machine.free(q, t.id) end
@@ -61,7 +59,7 @@ local function settle_failed(t)
     local kind, message = string.match(words, '^([%w_.]+): (.+)$')
     failure = '{"type":' .. cjson.encode(kind or '') .. ',"message":' .. cjson.encode(message or words) .. ',"traceback":""}'
   end
-  set(t, 'finished_ms', digits(now))
+  set(t, 'finished_ms', NOW)
   set(t, 'error', failure or '')
   local ttl_ms = t.result_ttl_us and math.ceil(t.result_ttl_us / 1000) or DEFAULT_TTL_MS
   if not to or ttl_ms > 0 then store.save_result(t, CODE.failed, {error = failure, ends = not to}, not to, ttl_ms) end
@@ -77,19 +75,22 @@ local function settle_failed(t)
   if t.deps then machine.cascade({{q = q, id = t.id}}) end
 end
 
--- Looks at what entered a state since the last sweep.
-local function follow(q, state, limit, settle)
+-- Looks at what entered a state since the last sweep, and of that at what is not in our books.
+local function follow(q, state, books, limit, settle)
   local field = 'swept:' .. state
   local from = number(run('HGET', q.o .. 'meta', field))
-  local found = run('ZRANGEBYSCORE', q.base .. 'idx:' .. state, digits(math.max(from, 0)), '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
-  local moved = 0
-  for i = 1, #found, 2 do
-    local t = store.load(q, found[i])
-    if t and t.state == state then moved = moved + (settle(t) or 0) end
+  local found = run('ZRANGEBYSCORE', q.base .. 'idx:' .. state, digits(from), '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
+  if #found == 0 then return 0 end
+  local ids, moved = {}, 0
+  for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
+  local known_ids = books and run('ZMSCORE', q.o .. books, unpack(ids)) or {}
+  for i, id in ipairs(ids) do
+    local t = not known_ids[i] and store.load(q, id)
+    if t and t.state == state then moved = moved + settle(t) end
   end
   local upto = now - SLACK_MS
-  if #found == 2 * limit then upto = math.max(tonumber(found[#found]), from + 1) end
-  if #found > 0 and upto > from then run('HSET', q.o .. 'meta', field, digits(upto)) end
+  if #ids == limit then upto = math.max(tonumber(found[#found]), from + 1) end
+  if upto > from then run('HSET', q.o .. 'meta', field, digits(upto)) end
   return moved
 end
 
@@ -99,19 +100,16 @@ local function adopt(t)
 end
 
 local function follow_others(q, limit)
-  local moved = 0
-  for _, state in ipairs({'wait', 'delayed', 'active'}) do follow(q, state, limit, adopt) end
-  moved = moved + follow(q, 'completed', limit, function(t)
-    if run('EXISTS', end_key(t.q, t.id)) == 1 then return 0 end
+  for _, state in ipairs({'wait', 'delayed', 'active'}) do follow(q, state, 'tasks', limit, adopt) end
+  local moved = follow(q, 'completed', 'done', limit, function(t)
     settle_completed(t)
     return 1
   end)
-  moved = moved + follow(q, 'failed', limit, function(t)
+  return moved + follow(q, 'failed', nil, limit, function(t)
     if run('EXISTS', t.q.o .. 'res:' .. t.id) == 1 then return 0 end
     settle_failed(t)
     return 1
   end)
-  return moved
 end
 
 -- A blocker that others ended, or that is gone, has told nobody.
@@ -162,7 +160,7 @@ end
 -- A lease without a task: its hash was evicted or deleted, and its group would keep the slot for ever.
 local function bury_ghosts(q)
   local ghosts = 0
-  for _, id in ipairs(run('ZRANGEBYSCORE', q.base .. 'active', '-inf', digits(now), 'LIMIT', 0, 100)) do
+  for _, id in ipairs(run('ZRANGEBYSCORE', q.base .. 'active', '-inf', NOW, 'LIMIT', 0, 100)) do
     if not store.load(q, id) then
       run('ZREM', q.base .. 'active', id)
       run('ZREM', q.base .. 'idx:active', id)
@@ -220,7 +218,7 @@ end
 
 local function purge_keys(q, limit)
   local gone = 0
-  for _, key in ipairs(run('ZRANGEBYSCORE', q.o .. 'keys', '-inf', digits(now), 'LIMIT', 0, limit)) do
+  for _, key in ipairs(run('ZRANGEBYSCORE', q.o .. 'keys', '-inf', NOW, 'LIMIT', 0, limit)) do
     local found = store.key(q, key)
     local t = found and store.find(q, found.id)
     if not t or FINAL[t.state] then
@@ -270,7 +268,7 @@ end
 
 function upkeep.purge(op)
   local q = queue(op.queue)
-  local upto = digits(now)
+  local upto = NOW
   local gone = 0
   for _, name in ipairs({'done', 'cancelled', 'results'}) do gone = gone + purge_ended(q, name, upto, op.limit) end
   if op.dead_before then gone = gone + purge_dead(q, digits(op.dead_before), op.limit) end
@@ -308,7 +306,7 @@ local function compare(key, true_ids, complaints, repair)
   for id in pairs(true_ids) do
     if not there[id] then
       complaints[#complaints + 1] = key .. ' lacks ' .. id
-      if repair then run('ZADD', key, digits(now), id) end
+      if repair then run('ZADD', key, NOW, id) end
     end
   end
   for id in pairs(there) do
