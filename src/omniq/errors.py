@@ -12,6 +12,10 @@
     │   ├── LeaseHeld            a reaper came too early
     │   ├── DuplicateId  IdempotencyConflict
     │   └── NotDead  NotWaiting  CrossQueue  RunClosed
+    ├── ClientError              from `omniq.client`, of a TCP server
+    │   ├── ConnectionLost       no connection, or it broke; what was sent may have been carried out
+    │   └── ErrorReply           the server answered ERR
+    │       └── TaskNotAcquired  AuthenticationFailed  LimitReached  ServerStopping
     └── StoreError               the store failed
         ├── StoreUnavailable  StoreFull  StoreTooNew  DriverClosed  EventsLost
         └── OutcomeUnknown       sent, but no answer: send the same call again with repeat=True
@@ -114,6 +118,34 @@ class CrossQueue(Refused):
 
 class RunClosed(Refused):
     """The staged run was already committed or aborted."""
+
+
+class ClientError(OmniQError):
+    """A TCP server could not be asked, or said no."""
+
+
+class ConnectionLost(ClientError):
+    """There is no connection, or it broke before the answer came; what was sent may have been carried out."""
+
+
+class ErrorReply(ClientError):
+    """The server answered ERR; the text is the server's."""
+
+
+class TaskNotAcquired(ErrorReply):
+    """This connection does not hold the task, or holds it no more."""
+
+
+class AuthenticationFailed(ErrorReply):
+    """The server wants a token, or another one."""
+
+
+class LimitReached(ErrorReply):
+    """Something is larger or more than the server allows; the text names the limit."""
+
+
+class ServerStopping(ErrorReply):
+    """The server is shutting down; connect again later, or to another one."""
 
 
 class StoreError(OmniQError):

@@ -25,6 +25,7 @@ from omniq.operations import Enqueue, EventRow
 from omniq.serialization import Serializer, decode
 
 Call = tuple[list[Any], dict[str, Any]]
+TCP = "tcp"  # the origin of tasks that came over the line protocol
 
 
 def encode_call(args: Any, kwargs: dict[str, Any], serializer: Serializer) -> bytes:
@@ -37,6 +38,8 @@ def decode_call(task: Record, serializer: Serializer) -> Call:
     if task.payload is None:
         return [], {}
     value = decode(task.payload, task.encoding, serializer)
+    if task.origin == TCP:
+        return _call_of_json(value)
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         if fields and fields.keys() <= {"args", "kwargs", "func"} and (fields.keys() & {"args", "kwargs"}):
@@ -45,6 +48,19 @@ def decode_call(task: Record, serializer: Serializer) -> Call:
             if isinstance(args, list | tuple) and isinstance(kwargs, dict):
                 return list(cast("list[Any]", args)), cast("dict[str, Any]", kwargs)
     return [value], {}
+
+
+def _call_of_json(value: Any) -> Call:
+    """The call of a task from the line protocol: an array is the positional arguments, an object the keyword ones."""
+    if isinstance(value, list):
+        return cast("list[Any]", value), {}
+    if not isinstance(value, dict):
+        return [value], {}
+    fields = cast("dict[str, Any]", value)
+    args, kwargs = fields.get("args", []), fields.get("kwargs", {})
+    if fields and fields.keys() <= {"args", "kwargs"} and isinstance(args, list) and isinstance(kwargs, dict):
+        return cast("list[Any]", args), cast("dict[str, Any]", kwargs)
+    return [], fields
 
 
 def fingerprint(*parts: Any) -> str:
