@@ -118,15 +118,21 @@ class Session:
         """The client has stopped sending, and may be gone altogether: it must not wait for a task any more."""
         self._ended = True
         self._note_sent()
-        if self._waiter is not None:
-            self._end_waiting(protocol.EMPTY * self._fetches_left())
+        self._wait_no_more()
         self.go_on()
 
     def stop_waiting(self) -> None:
         """The server stops: whoever waits for a task is told so."""
-        if self._waiter is not None:
-            self._end_waiting(protocol.err(protocol.STOPPING) * self._fetches_left())
-            self.go_on()
+        self._wait_no_more()
+        self.go_on()
+
+    def _wait_no_more(self) -> bool:
+        """End a FETCH that may not wait any longer. One that the store has not been asked for yet still gets its answer."""
+        if self._waiter is None or self._unanswered or not (self._ended or self._house.stopping):
+            return False
+        reply = protocol.err(protocol.STOPPING) if self._house.stopping else protocol.EMPTY
+        self._end_waiting(reply * self._fetches_left())
+        return True
 
     def congest(self, full: bool) -> None:
         self._full = full
@@ -216,8 +222,7 @@ class Session:
         """Nothing is there for the FETCH that is first in turn: now its time runs."""
         if waiter is not self._waiter:
             return
-        if self._ended:
-            self._end_waiting(protocol.EMPTY * self._fetches_left())
+        if self._wait_no_more():
             return
         self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(self._fetch[1], self._waited_long_enough)
