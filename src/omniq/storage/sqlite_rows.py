@@ -26,8 +26,8 @@ PLAIN = """seq, id, queue, func_path, state, status, eta, max_retries, timeout, 
 INSERT_PLAIN = f"INSERT INTO tasks ({PLAIN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 INSERT_READY = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease, result_ttl,
  created_at, updated_at, args, kwargs, backoff) VALUES (?1,?2,?3,?4,3,'PENDING',?5,?6,?7,?8,?9,?5,?5,?10,?11,?12)"""
-INSERT_PUSHED = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, created_at, updated_at, payload,
- backoff, fingerprint, origin) VALUES (?1,?2,?3,?4,3,'PENDING',?5,?6,?5,?5,?7,?8,?9,?10)"""
+INSERT_PUSHED = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, created_at, updated_at,
+ payload, backoff, fingerprint, origin) VALUES (?1,?2,?3,?4,3,'PENDING',?5,?6,?5,?5,?7,?8,?9,?10)"""
 EVENTS_OF_READY = """INSERT INTO events (seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due,
  state, data) SELECT seq + ?, created_at, 'enqueued', seq, id, queue, func_path, 0, '', created_at, eta, 3,
  '{"payload_bytes":' || CASE WHEN args IS NULL THEN coalesce(length(CAST(payload AS BLOB)), 0)
