@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import drain, enqueue, pickup, resting
+from benchmarks import drain, enqueue, pickup, resting, tcp
 from benchmarks.bench import RESULTS, Bench
 from benchmarks.figures import Figure
 
@@ -24,6 +24,7 @@ SUBJECTS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "pickup": pickup.run,
     "idle": resting.run_idle,
     "memory": resting.run_memory,
+    "tcp": tcp.run,
 }
 
 
