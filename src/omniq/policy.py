@@ -93,8 +93,10 @@ def after_loss(lease: Lease, now_us: int, random: float) -> Operation:
     task, lost = lease.record, lease.lost
     held: dict[str, Any] = {"queue": task.queue, "id": task.id, "token": task.token}
     error = _loss_error(task, lost)
-    if (task.worker or "").startswith(SERVER_PREFIX) and not task.cancel_requested:
-        # A server only keeps the lease for a client, which never saw its work fail: that costs no attempt.
+    if (task.worker or "").startswith(SERVER_PREFIX):
+        # A server only keeps the lease for a client, whose work has not failed: that costs no attempt.
+        if task.cancel_requested:
+            return Cancel(**held, lost=lost, error=error)
         return Retry(**held, error=error, lost=lost, attempts=max(task.attempts - 1, 0))
     if task.attempts >= max_attempts(task):
         return Fail(**held, error=error, lost=lost, again_us=next_run(task, now_us))

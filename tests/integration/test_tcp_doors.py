@@ -10,8 +10,9 @@ from support.jobs import add
 from support.waiting import eventually
 
 import omniq
-from omniq import AsyncOmniQ, BaseStorage, TaskStatus
+from omniq import AsyncOmniQ, BaseStorage, MemoryStorage, TaskStatus
 from omniq.server import ServeOptions, Server
+from omniq.testing import FaultyStorage
 
 
 @omniq.task(name="tcp.echo")
@@ -26,6 +27,10 @@ class Talk:
     async def ask(self, line: str) -> Any:
         """The object of the reply; the word before it if that is empty."""
         self._writer.write(line.encode() + b"\n")
+        return await self.more()
+
+    async def more(self) -> Any:
+        """The next reply."""
         word, _, body = (await self._reader.readline()).decode().strip().partition(" ")
         return json.loads(body) or word
 
@@ -195,3 +200,50 @@ def test_backoff_grows_with_the_fourth_power_of_the_failures() -> None:
     seconds = [policy.delay_us(n, 0.9) / 1e6 for n in (1, 2, 3, 4, 20)]
     assert seconds == [1, 16, 81, 256, 160_000]
     assert policy.delay_us(1000, 0.9) / 1e6 == timedelta(days=3650).total_seconds()
+
+
+def test_a_repeating_task_of_python_goes_on_after_an_ack(oq: AsyncOmniQ) -> None:
+    async def scenario() -> None:
+        async with oq, Server(oq.storage, ServeOptions(port=0)) as server:
+            task_id = await oq.options(interval=timedelta(hours=1)).enqueue(add, 1, 2)
+            client = await talk(server)
+            for end in ("ACK {}", "ATOMIC\nACK {}\nDONE"):
+                number = (await client.ask("FETCH"))["id"]
+                assert await client.ask(end.replace("{}", f'{{"id": {number}}}')) == "OK"
+                task = await oq.get_task(task_id)
+                assert task is not None
+                assert task.status is TaskStatus.PENDING
+                await oq.storage.reschedule(task_id, task.created_at)
+            client.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_fails_is_told_and_survived() -> None:
+    async def scenario() -> None:
+        faulty = FaultyStorage(MemoryStorage())
+        async with faulty, Server(faulty, ServeOptions(port=0)) as server:
+            client = await talk(server)
+            assert await client.ask('PUSH {"name": "x"}') == {"id": 1}
+            faulty.script.append("unavailable")
+            assert "store: " in (await client.ask('PUSH {"name": "x"}'))["msg"]
+            faulty.script.append("unknown")  # carried out, but the answer got lost: it is asked again
+            assert await client.ask('PUSH {"name": "x"}') == {"id": 3}
+            faulty.script.append("unavailable")
+            assert "store: " in (await client.ask("FETCH"))["msg"]
+            faulty.script.append("unknown")
+            assert (await client.ask("FETCH"))["id"] == 1
+            faulty.script.append("unavailable")
+            assert "store: " in (await client.ask('ACK {"id": 1}'))["msg"]
+            faulty.script.append("unavailable")
+            assert "store: " in (await client.ask('ATOMIC\nACK {"id": 1}\nDONE'))["msg"]
+            faulty.script.append("unavailable")
+            failed = [await client.ask('PUSH {"name": "x"}\nNOPE\nINFO'), await client.more(), await client.more()]
+            assert [sorted(reply) for reply in failed] == [["msg"], ["msg"], ["queues"]]
+            faulty.script.append("unknown")
+            assert await client.ask('ACK {"id": 1}') == "OK"
+            (counts,) = await faulty.counts()
+            assert (counts.ready, counts.running, counts.done) == (1, 0, 1)
+            client.close()
+
+    asyncio.run(scenario())

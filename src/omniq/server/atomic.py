@@ -7,6 +7,7 @@ from typing import cast
 
 from omniq.models import Record
 from omniq.operations import Ack
+from omniq.policy import next_run
 from omniq.server import protocol
 from omniq.server.options import ServeOptions
 from omniq.server.protocol import ProtocolError, Push
@@ -42,7 +43,7 @@ class Atomic:
         self._error = error
         self._lines.clear()
 
-    def read(self, held: Mapping[int, Record]) -> None:
+    def read(self, held: Mapping[int, Record], now_us: int) -> None:
         """Fill `commands` and `acks`. Raises `ProtocolError` for the first command that is no good."""
         if self._error is not None:
             raise ProtocolError(self._error)
@@ -59,13 +60,16 @@ class Atomic:
             if task is None or number in self.acks:
                 raise ProtocolError(f"task {number} not acquired")
             self.acks[number] = task
-            self.commands.append(ack_of(task, command))
+            self.commands.append(ack_of(task, command, now_us))
         if too_big:
             raise ProtocolError(protocol.TOO_BIG_IN_TRANSACTION)
 
 
-def ack_of(task: Record, ack: protocol.Ack) -> Ack:
-    return Ack(queue=task.queue, id=task.id, token=cast(str, task.token), late=True, result=ack.result_bytes)
+def ack_of(task: Record, ack: protocol.Ack, now_us: int) -> Ack:
+    """A task of Python that repeats is scheduled again, as a worker would do."""
+    again = next_run(task, now_us) if task.interval_us else None
+    token, result = cast(str, task.token), ack.result_bytes
+    return Ack(queue=task.queue, id=task.id, token=token, late=True, result=result, again_us=again)
 
 
 def is_too_big(push: Push, options: ServeOptions) -> bool:

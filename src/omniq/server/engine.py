@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
-from omniq.errors import DriverClosed, DuplicateId, Invalid, OutcomeUnknown, StoreError
+from omniq.errors import DriverClosed, DuplicateId, Invalid, OutcomeUnknown, Refused, StoreError
 from omniq.models import Record, new_token
-from omniq.operations import Operation, Outcome, Release, Reserve, Reserved
+from omniq.operations import Operation, Release, Reserve, Reserved
 from omniq.server.jobs import GiveBack, Job, is_number
 from omniq.server.numbers import Numbers
 from omniq.server.waiting import Line, Lines, Waiter
@@ -35,6 +35,9 @@ class FetchTasks(Job):
     def __init__(self, session: Session, queues: tuple[str, ...], waiter: Waiter) -> None:
         super().__init__(session)
         self.queues, self.waiter = queues, waiter
+
+    def failed(self, exc: Exception) -> None:
+        """The waiter is told, together with all others of its line."""
 
 
 class Engine:
@@ -95,7 +98,7 @@ class Engine:
             self._idle.clear()
             try:
                 await self._turn()
-            except Exception:  # a mistake of ours: whoever asked is told, the server goes on
+            except Exception:  # a mistake of ours; the server goes on
                 log.exception("a turn failed")
 
     # -- one turn ----------------------------------------------------------------------------------
@@ -107,8 +110,8 @@ class Engine:
         served = [(line, self._reserve(line, share)) for line, share in self.lines.to_serve()]
         try:
             answers, reserved = await self._carry_out(jobs, [op for _, op in served])
-        except (StoreError, Invalid) as exc:
-            log.error("the store failed: %s", exc)
+        except Exception as exc:  # whoever asked is told
+            log.error("the store failed: %s", exc, exc_info=not isinstance(exc, StoreError))
             self._tell_failure(jobs, [line for line, _ in served], exc)
             return
         touched: dict[Session, None] = {}
@@ -156,7 +159,7 @@ class Engine:
         for place, result in zip(places, results, strict=False):
             answers[place] = result
         await self._renumber(jobs, answers)
-        reserved = [cast(Reserved, cast("list[Outcome]", result)[0]) for result in results[len(places) :]]
+        reserved = [_reserved(result) for result in results[len(places) :]]
         return answers, reserved
 
     async def _renumber(self, jobs: list[Job], answers: list[Result | None]) -> None:
@@ -180,9 +183,13 @@ class Engine:
                     raise
                 repeat = True
                 await asyncio.sleep(0.05 * 2**tries)
+            except Invalid as exc:
+                if len(transactions) == 1:
+                    return [Refused(str(exc))]
+                return [(await self._apply([transaction]))[0] for transaction in transactions]  # only the guilty one fails
         raise AssertionError
 
-    def _tell_failure(self, jobs: list[Job], lines: list[Line], exc: StoreError | Invalid) -> None:
+    def _tell_failure(self, jobs: list[Job], lines: list[Line], exc: Exception) -> None:
         touched: dict[Session, None] = {}
         for job in jobs:
             if job.session is not None:
@@ -225,6 +232,12 @@ class Engine:
             except StoreError as exc:
                 log.error("no numbers for fetched tasks: %s", exc)
                 await asyncio.sleep(0.2)
+
+
+def _reserved(result: Result) -> Reserved:
+    if isinstance(result, Refused):
+        raise result
+    return cast(Reserved, result[0])
 
 
 def release(task: Record) -> Release:

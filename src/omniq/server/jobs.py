@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-from omniq.errors import IdempotencyConflict, Invalid, NotActive, Refused, StoreError, TokenMismatch
+from omniq.errors import IdempotencyConflict, NotActive, Refused, TokenMismatch
 from omniq.models import Blocker, Record
 from omniq.operations import Ack, Enqueue, Enqueued, Extended, Operation, Outcome
 from omniq.server import protocol
@@ -35,7 +35,7 @@ class Job:
     def reply(self, answer: Result | None) -> bytes | None:
         return None
 
-    def failed(self, exc: StoreError | Invalid) -> bytes | None:
+    def failed(self, exc: Exception) -> bytes | None:
         """The reply when the store failed."""
         return protocol.err(f"store: {exc}")
 
@@ -56,6 +56,9 @@ class Reply(Job):
     def reply(self, answer: Result | None) -> bytes:
         return self.line
 
+    def failed(self, exc: Exception) -> bytes:
+        return self.line
+
 
 class Then(Job):
     """Calls back when everything before it has been answered."""
@@ -67,6 +70,9 @@ class Then(Job):
         self.action = action
 
     def reply(self, answer: Result | None) -> None:
+        self.action()
+
+    def failed(self, exc: Exception) -> None:
         self.action()
 
 
@@ -108,7 +114,7 @@ class EndTask(Job):
     def reply(self, answer: Result | None) -> bytes:
         return protocol.err(protocol.NOT_ACQUIRED) if isinstance(answer, Refused) else protocol.OK
 
-    def failed(self, exc: StoreError | Invalid) -> bytes | None:
+    def failed(self, exc: Exception) -> bytes | None:
         if self.session is not None:
             self.session.hold(self.number, self.held)
         return super().failed(exc)
@@ -180,7 +186,7 @@ class Transact(Job):
         stored = [o for o in answer or () if isinstance(o, Enqueued)]
         return protocol.committed([number_of(o.id) for o in stored])
 
-    def failed(self, exc: StoreError | Invalid) -> bytes | None:
+    def failed(self, exc: Exception) -> bytes | None:
         self._hold_again()
         return super().failed(exc)
 

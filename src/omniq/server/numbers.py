@@ -38,6 +38,7 @@ class Numbers:
         self._last = time.monotonic()
         if self._streak >= BUSY_TURNS and self._have < n and self._coming is None:
             self._coming = asyncio.get_running_loop().create_task(self._fetch(min(AHEAD * n, MAX_AHEAD)))
+            self._coming.add_done_callback(_retrieve)  # if it failed, the next call asks again and hears why
         return taken
 
     def _cut(self, n: int) -> list[int]:
@@ -62,3 +63,8 @@ class Numbers:
     async def close(self) -> None:
         if self._coming is not None:
             await asyncio.gather(self._coming, return_exceptions=True)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()

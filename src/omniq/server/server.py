@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         if self._session is None:
             return False
         self._session.end_of_input()
-        return not self._closing
+        return not self._closing and self._server.options.tls_cert is None  # TLS knows no half-closed connection
 
     def pause_writing(self) -> None:
         if self._session is not None:
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
     def _pace(self) -> None:
         """Read no faster than the commands are carried out."""
         session = self._session
-        if session is None or self._closing:
+        if session is None or self._closing or self._transport.is_closing():
             return
         if session.congested and self._reading:
             self._reading = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -24,6 +25,8 @@ from omniq.server.metrics import Tally
 from omniq.server.options import ServeOptions
 from omniq.server.protocol import ProtocolError, Push
 from omniq.server.waiting import Line, Waiter
+
+log = logging.getLogger("omniq.server")
 
 MAX_UNANSWERED = 1000  # commands of one connection that the store has not answered yet
 MAX_COUNT = 1000
@@ -261,6 +264,9 @@ class Session:
             self._handlers[type(command)](self, command, line)
         except ProtocolError as exc:
             self._reply(protocol.err(str(exc)))
+        except Exception as exc:  # a mistake of ours: the client is told, the connection goes on
+            log.exception("a command failed")
+            self._reply(protocol.err(f"internal error: {type(exc).__name__}"))
 
     @property
     def _line_limit(self) -> int:
@@ -329,7 +335,6 @@ class Session:
             self._out.append(replies)
             word = replies.partition(b" ")[0].decode()
             self._tally.replies[word] += replies.count(b"\n")
-            self._tally.requests["FETCH"] += replies.count(b"\n")
         self._stop_timer()
         if self.line is not None and self._waiter is not None:
             self._engine.lines.leave(self.line, self._waiter)
@@ -347,7 +352,7 @@ class Session:
         task = self._held(number)
         self._tally.requests["ACK"] += 1
         del self.held[number]
-        self._add(EndTask(self, number, task, ack_of(task, ack)))
+        self._add(EndTask(self, number, task, ack_of(task, ack, self._engine.storage.clock())))
 
     def _nack(self, nack: protocol.Nack, line: bytes) -> None:
         number = cast(int, nack.id)
@@ -455,7 +460,7 @@ class Session:
     def _transact(self, atomic: Atomic) -> None:
         self._atomic = None
         try:
-            atomic.read(self.held)
+            atomic.read(self.held, self._engine.storage.clock())
         except ProtocolError as exc:
             self._add(Reply(self, protocol.err(str(exc)), atomic.pushes))
             return

@@ -138,7 +138,7 @@ class Lines:
         self._hungry: dict[Line, None] = {}
 
     def __len__(self) -> int:
-        return sum(len(line.waiters) for line in self._lines.values())
+        return sum(len(line.waiters) for line in list(self._lines.values()))  # also asked from another thread
 
     @property
     def hungry(self) -> bool:
