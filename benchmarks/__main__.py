@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import drain, enqueue, on_redis, pickup, resting
+from benchmarks import drain, enqueue, on_redis, pickup, resting, tcp
 from benchmarks.bench import RESULTS, Bench
 from benchmarks.figures import Figure
 
@@ -25,6 +25,7 @@ SUBJECTS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "idle": resting.run_idle,
     "memory": resting.run_memory,
     "redis": on_redis.run,
+    "tcp": tcp.run,
 }
 
 

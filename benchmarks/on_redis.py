@@ -31,7 +31,12 @@ def run(bench: Bench) -> Iterator[Figure]:
         for name, run_ours, run_theirs, ratio in (
             ("redis: publish one by one", lambda: one_by_one(server, one), lambda: guest.publish(theirs), None),
             ("redis: publish_many", lambda: in_bulk(server, many), lambda: guest.publish(theirs), BULK_RATIO),
-            ("redis: drain with results", lambda: asyncio.run(drain(server, drained)), lambda: guest.drain(theirs), DRAIN_RATIO),
+            (
+                "redis: drain with results",
+                lambda: asyncio.run(drain(server, drained)),
+                lambda: guest.drain(theirs),
+                DRAIN_RATIO,
+            ),
         ):
             measured, baseline = bench.compare(name, _on(server, run_ours), _on(server, run_theirs))
             yield Figure(

@@ -26,6 +26,7 @@ from omniq.serialization import Serializer, decode
 
 Call = tuple[list[Any], dict[str, Any]]
 PAYLOAD_ONLY = "*"  # the name of a task that has none, as clients of the contract publish them
+TCP = "tcp"  # the origin of tasks that came over the line protocol
 
 
 def encode_call(args: Any, kwargs: dict[str, Any], serializer: Serializer) -> bytes:
@@ -38,6 +39,8 @@ def decode_call(task: Record, serializer: Serializer) -> Call:
     if task.payload is None:
         return [], {}
     value = decode(task.payload, task.encoding, serializer)
+    if task.origin == TCP:
+        return _call_of_json(value)
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         names_itself = task.name == PAYLOAD_ONLY and isinstance(fields.get("func"), str)
@@ -60,6 +63,19 @@ def called_name(task: Record, serializer: Serializer) -> str:
     value = decode(task.payload, task.encoding, serializer)
     func = cast("dict[str, Any]", value).get("func") if isinstance(value, dict) else None
     return func if isinstance(func, str) else PAYLOAD_ONLY
+
+
+def _call_of_json(value: Any) -> Call:
+    """The call of a task from the line protocol: an array is the positional arguments, an object the keyword ones."""
+    if isinstance(value, list):
+        return cast("list[Any]", value), {}
+    if not isinstance(value, dict):
+        return [value], {}
+    fields = cast("dict[str, Any]", value)
+    args, kwargs = fields.get("args", []), fields.get("kwargs", {})
+    if fields and fields.keys() <= {"args", "kwargs"} and isinstance(args, list) and isinstance(kwargs, dict):
+        return cast("list[Any]", args), cast("dict[str, Any]", kwargs)
+    return [], fields
 
 
 def fingerprint(*parts: Any) -> str:

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 import omniq
+import omniq.client
 import omniq.contract
 import omniq.errors
 import omniq.operations
+import omniq.server
 import omniq.testing
 from omniq import config, models
+from omniq.client.wire import PushOptions
+from omniq.server import ServeOptions, atomic, looking, metrics, protocol, server, session
 from omniq.storage import file_folder, file_index, file_journal, file_ledger, file_lines, file_opening, ledger, sqlite_schema
 from omniq.storage.base import BaseStorage
 from omniq.tasks import Options
@@ -116,6 +120,51 @@ def test_every_option_of_the_command_is_in_the_reference(docs: Path) -> None:
         assert f"omniq {name}" in text
         options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
         assert [option for option in options if option != "--help" and option not in text] == []
+
+
+def test_every_verb_attribute_limit_and_error_of_the_line_protocol_is_in_the_reference(docs: Path) -> None:
+    page = docs / "reference/line-protocol.md"
+    verbs = [verb.decode() for verb in protocol._PARSERS] + ["DONE"]
+    headings = " ".join(re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE))
+    assert missing(verbs, headings) == []
+    for command in (protocol.Push, protocol.Fetch, protocol.Ack, protocol.Nack, protocol.Result, protocol.Auth):
+        assert missing(command.__struct_fields__, code(page)) == [], command.__name__
+    limits = [name for name in ServeOptions.__struct_fields__ if name.startswith("max_")]
+    assert [name for name in limits if f"`--{name.replace('_', '-')}`" not in page.read_text()] == []
+    texts = [protocol.TOO_BIG, protocol.TOO_BIG_IN_TRANSACTION, protocol.NOT_ACQUIRED, protocol.NO_HEARTBEAT, protocol.STOPPING]
+    sources = "".join(inspect.getsource(module) for module in (protocol, atomic, looking, session, server))
+    texts += [
+        re.split(r"[{:]", text)[0].strip() for text in re.findall(r'(?:ProtocolError|_refuse)\(f?["\'](.+?)["\']\)', sources)
+    ]
+    assert len(texts) > 15
+    assert [text for text in texts if text not in page.read_text()] == []
+
+
+def test_every_metric_is_in_the_guide(docs: Path) -> None:
+    named = re.findall(r'"((?:masenko|omniq_server)_\w+)"', inspect.getsource(metrics))
+    assert len(named) >= 10
+    text = (docs / "how-to/serve.md").read_text()
+    assert [name for name in named if f"`{name}" not in text] == []
+
+
+def test_every_name_of_the_clients_and_the_server_is_in_the_api_reference(docs: Path) -> None:
+    text = code(docs / "reference/api.md")
+    assert missing(omniq.client.__all__, text) == []
+    assert missing(omniq.server.__all__, text) == []
+    for kind in (omniq.client.Client, omniq.client.AsyncClient):
+        assert missing([name for name in vars(kind) if not name.startswith("_")], text) == []
+        assert missing(inspect.signature(kind).parameters, text) == []
+    assert missing(PushOptions.__annotations__, text) == []
+
+
+def test_every_option_of_the_server_has_its_default_in_the_reference(docs: Path) -> None:
+    page = section(docs / "reference/cli.md", "## `omniq serve`")
+    for name, default in zip(ServeOptions.__struct_fields__, ServeOptions.__struct_defaults__, strict=True):
+        row = re.search(rf"^\| `--{name.replace('_', '-')}.*$", page, re.MULTILINE)
+        if name not in ("token", "tls_key", "backoff"):
+            assert row is not None, name
+            shown = f"`{default:g}s`" if isinstance(default, float) else str(default)
+            assert default in (None, False) or shown in row[0], name
 
 
 def test_every_table_and_column_is_in_the_reference(docs: Path) -> None:

@@ -336,8 +336,8 @@ class MemoryStorage(BaseStorage):
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         with self._lock:
             machine = Machine(self._ready())
-            now = self._now(now_us)
-            answers: list[Result] = [machine.run(t, now, repeat) for t in transactions]
+            # Each transaction has its own moment: what one frees stands behind what the one before it enqueued.
+            answers: list[Result] = [machine.run(t, self._now(now_us), repeat) for t in transactions]
         self._tell(machine)
         return answers
 

@@ -30,6 +30,7 @@ class SQLiteLedger:
         self._by_seq: dict[int, Record] = {}
         self._inserts: list[Record] = []
         self._ready: list[tuple[Any, ...]] = []
+        self._pushed: list[tuple[Any, ...]] = []
         self._ready_ids: set[str] = set()
         self._ready_runs: list[list[int]] = []  # [first seq, last seq, event number − seq]
         self._updates: dict[int, Record] = {}
@@ -74,26 +75,34 @@ class SQLiteLedger:
 
     def insert_plain(self, op: Enqueue, now_us: int) -> bool:
         """The row and its event straight from the operation. Later operations of the batch read it from the table."""
-        args, kwargs, rest = sqlite_rows.split_call(op.payload)
-        if rest is not None or args is None or op.fingerprint or op.origin or op.encoding != "json":
+        if op.encoding != "json":
             return False
         seq = self._seq
-        self._ready.append(
-            (
-                seq,
-                op.id,
-                op.queue,
-                op.name,
-                now_us,
-                op.max_attempts - 1,
-                op.timeout_us,
-                op.lease_us,
-                op.result_ttl_us,
-                args,
-                kwargs,
-                op.backoff,
+        if op.origin:
+            row = sqlite_rows.pushed_row(op, seq, now_us)
+            if row is None:
+                return False
+            self._pushed.append(row)
+        else:
+            args, kwargs, rest = sqlite_rows.split_call(op.payload)
+            if rest is not None or args is None or op.fingerprint:
+                return False
+            self._ready.append(
+                (
+                    seq,
+                    op.id,
+                    op.queue,
+                    op.name,
+                    now_us,
+                    op.max_attempts - 1,
+                    op.timeout_us,
+                    op.lease_us,
+                    op.result_ttl_us,
+                    args,
+                    kwargs,
+                    op.backoff,
+                )
             )
-        )
         self._seq = seq + 1
         self._tasks.pop(op.id, None)
         self._ready_ids.add(op.id)
@@ -109,15 +118,19 @@ class SQLiteLedger:
         return True
 
     def _flush_ready(self) -> None:
-        self._db.executemany(sqlite_rows.INSERT_READY, self._ready)
-        self._ready.clear()
+        if self._ready:
+            self._db.executemany(sqlite_rows.INSERT_READY, self._ready)
+            self._ready.clear()
+        if self._pushed:
+            self._db.executemany(sqlite_rows.INSERT_PUSHED, self._pushed)
+            self._pushed.clear()
         self._ready_ids.clear()
         for first, last, shift in self._ready_runs:
             self._db.execute(sqlite_rows.EVENTS_OF_READY, (shift, first, last))
         self._ready_runs.clear()
 
     def _flush_tasks(self) -> None:
-        if self._ready:
+        if self._ready_ids:
             self._flush_ready()
         if self._inserts:
             plain: list[tuple[Any, ...]] = []
