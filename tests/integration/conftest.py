@@ -7,19 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from omniq import AsyncOmniQ, BaseStorage, MemoryStorage, Settings, SQLiteStorage
+from omniq import AsyncOmniQ, BaseStorage, FileStorage, MemoryStorage, Settings, SQLiteStorage
 
 QUICK = Settings(backoff_base=0.01, grace=5)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "file"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseStorage]:
     if request.param == "memory":
         made: BaseStorage = MemoryStorage()
-    else:
+    elif request.param == "sqlite":
         made = SQLiteStorage(tmp_path / "q.db", durability="process")
+    else:
+        made = FileStorage(tmp_path / "q", durability="process")
     yield made
     asyncio.run(made.close())
+
+
+@pytest.fixture(params=["sqlite", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a store that several processes can share."""
+    return f"{request.param}:{'//' if request.param == 'file' else '///'}{tmp_path / 'q'}?durability=process"
 
 
 @pytest.fixture
