@@ -34,6 +34,7 @@ from omniq.storage.file_lines import (
     EVENTS,
     KEYS,
     TABLES,
+    LineGlimpse,
     TaskLine,
     decode_glimpse,
     decode_key,
@@ -138,8 +139,9 @@ class Folder:
     def _catch_up(self, upto: int) -> None:
         """Learn the commits of other processes from the journal."""
         while self.commit < upto:
-            for _ in self._new_records():
-                pass
+            for found in self._new_records():
+                if found.head.commit > upto:  # of one that died: it is not only to be learnt but to be finished
+                    break
             if self.commit < upto:
                 if self.files.size(journal_path(self.journal + 1)) is None:  # too far behind, or it cannot be read
                     self._load(self)
@@ -206,6 +208,7 @@ class Folder:
 
     def write(self, changes: Changes) -> None:
         """One commit. Raises when it did not happen; then the folder is as before."""
+        before = self.journal, self.journal_end
         if self.journal_end >= JOURNAL_BYTES:
             self.begin_journal()
         head = Commit(
@@ -222,7 +225,12 @@ class Folder:
             puts.append((segment, segment.size, data, lines))
             head.puts.append((segment.path, segment.size, len(data)))
         self._plan_blanks(changes, head, {segment.path for segment, *_ in puts})
-        self._append(head, puts)
+        try:
+            self._append(head, puts)
+        except BaseException:
+            if before != (self.journal, self.journal_end):  # what the checkpoint would tell has not happened
+                (self.journal, self.journal_end), self.checkpoint_due = before, None
+            raise
         try:
             for segment, offset, data, lines in puts:
                 self.adopt(segment)
@@ -254,7 +262,8 @@ class Folder:
         try:
             self.carry_out(head)
             self.set_control(busy=False)
-        except OSError as exc:  # it has happened; the busy mark makes the next one finish it
+        except OSError as exc:  # it has happened; the busy mark makes the next one finish it, and must not be wiped before
+            self.stale = True
             log.warning("%s: commit %d is safe but not finished: %s", self.where, self.commit, exc)
 
     def _append(self, head: Commit, puts: list[Put]) -> None:
@@ -359,6 +368,7 @@ class Folder:
         for place in head.keys_gone:
             index.keys.pop(place, None)
         at = 0
+        told: list[tuple[LineGlimpse, Place]] = []
         for path, offset, length in head.puts:
             segment = self.segments.get(path) or segment_of(path)
             self.adopt(segment)
@@ -368,22 +378,23 @@ class Folder:
                 self.mark(segment, data, offset)
             else:
                 for line in data.splitlines(keepends=True):
-                    self.note(line, Place(segment, offset, len(line)))
+                    place = Place(segment, offset, len(line))
+                    if segment.table == KEYS:
+                        index.put_key(Key(decode_key(line), place))
+                    else:
+                        told.append((decode_glimpse(line), place))
                     offset += len(line)
             at += length
+        for glimpse, place in sorted(told, key=_order):
+            self.note(glimpse, place)
         self._forget(head)
         for path in head.drops:
             self.files.forget(path)
         head.rows.apply(index)
         self.commit = head.commit
 
-    def note(self, line: bytes, place: Place) -> None:
-        """A line says that a task, a result or a key is there."""
-        if place.segment.table == KEYS:
-            key = decode_key(line)
-            self.index.put_key(Key(key, place))
-            return
-        glimpse = decode_glimpse(line)
+    def note(self, glimpse: LineGlimpse, place: Place) -> None:
+        """A line says that a task, a result or both are there."""
         kept = None
         if glimpse.result is not None:
             kept = Kept(place, glimpse.expires_us, glimpse.result.finished_at_us)
@@ -532,7 +543,7 @@ class Folder:
     def tend(self) -> None:
         """What keeps the folder small, after a commit. If it fails, the commit stands all the same."""
         try:
-            if self.wants_compacting:
+            if self.wants_compacting and not self.stale:
                 self.compact()
         except OSError as exc:
             log.warning("%s: could not tidy up: %s", self.where, exc)
@@ -601,6 +612,12 @@ def unsealed_file(data: bytes, kind: type[T]) -> T:
     if not hash_mark or end != b"%08x\n" % zlib.crc32(text):
         raise ValueError("its checksum is wrong")
     return msgspec.json.decode(text, type=kind)
+
+
+def _order(told: tuple[LineGlimpse, Place]) -> int:
+    """New tasks in the order of `seq`, which is that of the index, and results after the tasks that they belong to."""
+    task = told[0].task
+    return task.seq if task is not None else 1 << 62
 
 
 def _by_table(lines: list[NewLine]) -> dict[str, list[NewLine]]:

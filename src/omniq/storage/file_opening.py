@@ -59,8 +59,11 @@ corrupt/. Copy the folder only while nobody uses it. Durations and times are in 
 """
 
 
-class Format(msgspec.Struct):
+class Version(msgspec.Struct):
     format: int
+
+
+class Format(Version):
     store_id: str
 
 
@@ -76,11 +79,29 @@ class Report(msgspec.Struct, kw_only=True):
 
 def prepare(folder: Folder) -> None:
     """Make the store if there is none; refuse what is not one, or one that is newer."""
+    _refuse_newer(folder)
     _refuse_foreign(folder)
     for name in FOLDERS:
         folder.files.make_folder(name)
-    if folder.files.size("README") is None:
+    if "README" not in dict(folder.files.names("")):
         folder.files.write("README", 0, README.encode())
+
+
+def _refuse_newer(folder: Folder) -> None:
+    """Before anything is touched: what does not belong here may belong there."""
+    there = dict(folder.files.names(""))
+    for name in (FORMAT_FILE, META):
+        if there.get(name) != "file":
+            continue
+        folder.files.forget(name)  # another process may have put a new one in its place
+        try:
+            found = unsealed_file(folder.files.read(name), Version)
+        except (FileNotFoundError, ValueError):
+            continue
+        if found.format > FORMAT:
+            raise StoreTooNew(
+                f"{folder.where} has format {found.format}, this omniq knows up to {FORMAT}: install a newer omniq to open it"
+            )
 
 
 def _refuse_foreign(folder: Folder) -> None:
@@ -122,6 +143,7 @@ def _refuse(folder: Folder, name: str) -> None:
 def load(folder: Folder) -> None:
     """Learn everything from the folder itself, under the lock. What cannot be read goes to `corrupt/`."""
     folder.clear()
+    _refuse_newer(folder)
     meta = _read_meta(folder)
     _read_format(folder, meta)
     _tidy(folder)
@@ -135,10 +157,10 @@ def load(folder: Folder) -> None:
         for record in found:
             if record.head.commit > done:
                 _redo(folder, record, dropped)
-        _cut_back(folder, meta, found, done)
-    _read_segments(folder)
-    for rows in (meta.rows, *(record.head.rows for record in found)):
+        _cut_back(folder, meta, found, done, new=control is not None and control.commit == 0)
+    for rows in (meta.rows, *(record.head.rows for record in found)):  # first: a lane that went takes its line-up with it
         rows.apply(folder.index)
+    _read_segments(folder)
     folder.commit = max(meta.commit, found[-1].head.commit if found else 0, control.commit if control is not None else 0)
     _reconcile(folder.index, list(folder.segments.values()))
     folder.set_control(busy=False)
@@ -155,6 +177,9 @@ def _read_meta(folder: Folder) -> Meta:
     for name, kind in folder.files.names(""):
         if name in (FORMAT_FILE, META, "README") and kind != "file":
             put_aside(folder, name, "it is not a file")
+    for name, kind in folder.files.names("locks"):
+        if name == "bell" and kind != "file":
+            put_aside(folder, "locks/bell", "it is not a file")
     meta = folder.read_meta()
     if meta is None and folder.files.size(META) is not None:
         put_aside(folder, META, "its checksum is wrong; the journal and the lines tell the rest")
@@ -169,10 +194,6 @@ def _read_format(folder: Folder, meta: Meta) -> None:
         pass
     except ValueError:
         put_aside(folder, FORMAT_FILE, "its checksum is wrong; it was written anew")
-    if found is not None and found.format > FORMAT:
-        raise StoreTooNew(
-            f"{folder.where} has format {found.format}, this omniq knows up to {FORMAT}: install a newer omniq to open it"
-        )
     folder.store_id = found.store_id if found is not None else new_id()
     if folder.files.size(FORMAT_FILE) is None:
         folder.replace_file(FORMAT_FILE, Format(FORMAT, folder.store_id))
@@ -218,10 +239,10 @@ def _redo(folder: Folder, record: Found, dropped: set[str]) -> None:
     folder.carry_out(Commit(commit=head.commit, blanks=[b for b in head.blanks if b[0] not in dropped], drops=head.drops))
 
 
-def _cut_back(folder: Folder, meta: Meta, found: list[Found], done: int) -> None:
+def _cut_back(folder: Folder, meta: Meta, found: list[Found], done: int, new: bool) -> None:
     """Remove what no commit wrote, if it is known what all commits wrote."""
     last = found[-1].head.commit if found else meta.commit
-    complete = last >= done and (meta.store_id or (found and found[0].head.commit == 1))
+    complete = last >= done and (meta.store_id or (found[0].head.commit == 1 if found else new))
     sizes = dict(meta.segments)
     for record in found:
         for path, offset, length in record.head.puts:
@@ -262,6 +283,16 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
         if line.strip():
             yield offset, line, line.endswith(b"\n") and is_sealed(line[:-1])
         offset += len(line)
+
+
+def _read(folder: Folder, segment: Segment) -> bytes:
+    """The bytes of a segment. A last line that lost nothing but its newline gets it back."""
+    data = folder.files.read(segment.path)
+    if not data.endswith(b"\n") and is_sealed(data[data.rfind(b"\n") + 1 :]):
+        folder.files.write(segment.path, len(data), b"\n")
+        data += b"\n"
+        segment.size = len(data)
+    return data
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -324,7 +355,7 @@ def _read_segments(folder: Folder) -> None:
             if table == EVENTS:
                 segment.live = segment.size
                 continue
-            for offset, line, whole in _lines(folder.files.read(segment.path)):
+            for offset, line, whole in _lines(_read(folder, segment)):
                 place = Place(segment, offset, len(line))
                 if not whole:
                     segment.live = _DAMAGED
@@ -395,7 +426,7 @@ def _check_last_events(folder: Folder) -> None:
     segments = folder.event_segments()
     if not segments:
         return
-    for offset, line, whole in _lines(folder.files.read(segments[-1].path)):
+    for offset, line, whole in _lines(_read(folder, segments[-1])):
         if not whole:
             segments[-1].live = _DAMAGED
         else:

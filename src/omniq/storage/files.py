@@ -200,6 +200,8 @@ class LocalFiles:
         except OSError as exc:
             if exc.errno == errno.ELOOP:
                 raise StoreUnavailable(f"{self.base / path} is a symbolic link, which is not followed: move it away") from None
+            if exc.errno == errno.EISDIR:
+                raise StoreUnavailable(f"{self.base / path} is a folder and must be a file: move it away") from None
             raise
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
