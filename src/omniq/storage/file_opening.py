@@ -242,7 +242,8 @@ def _redo(folder: Folder, record: Found, dropped: set[str]) -> None:
 def _cut_back(folder: Folder, meta: Meta, found: list[Found], done: int, new: bool) -> None:
     """Remove what no commit wrote, if it is known what all commits wrote."""
     last = found[-1].head.commit if found else meta.commit
-    complete = last >= done and (meta.store_id or (found[0].head.commit == 1 if found else new))
+    gapless = [record.head.commit for record in found] == list(range(meta.commit + 1, last + 1))
+    complete = last >= done and (gapless if found else new)
     sizes = dict(meta.segments)
     for record in found:
         for path, offset, length in record.head.puts:
