@@ -25,6 +25,7 @@ from omniq.storage import file_folder, machine
 from omniq.storage.file import FileStorage
 
 ROUNDS = int(os.environ.get("ROUNDS") or 20)
+STEP = max(20 // ROUNDS, 1)  # the slow tests break off at every call, or at every so many of them
 
 _names = itertools.count()
 
@@ -295,7 +296,7 @@ def test_whoever_mends_what_a_dead_process_left_may_die_anywhere_too(furnished: 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BRIEF)
 def test_whoever_mends_may_die_anywhere_whatever_was_left(furnished: Path, room: Path, name: str) -> None:
-    asyncio.run(die_again(furnished, SCENES[name], room, every=1))
+    asyncio.run(die_again(furnished, SCENES[name], room, every=STEP))
 
 
 async def fail_while_opening(store: Path, room: Path) -> None:
@@ -490,7 +491,7 @@ def test_power_cuts_at_every_change_lose_nothing_that_was_answered(
 ) -> None:
     if renewed:
         request.getfixturevalue("tight")
-    cut_everywhere(furnished, room, monkeypatch, every=1, seeds=[seed + n for n in range(max(ROUNDS // 5, 1))])
+    cut_everywhere(furnished, room, monkeypatch, every=STEP, seeds=[seed + n for n in range(max(ROUNDS // 5, 1))])
 
 
 # -- two at once ---------------------------------------------------------------------------------------

@@ -147,17 +147,23 @@ def load(folder: Folder) -> None:
     meta = _read_meta(folder)
     _read_format(folder, meta)
     _tidy(folder)
+    if folder.files.size(META) is None and not any(folder.files.names(name) for name in (JOURNAL, *TABLES)):
+        meta = _begin(folder)
     control = folder.control()
     rebooted = control is None or not control.boot or control.boot != folder.boot
     interrupted = rebooted or (control is not None and control.busy)
     found, damaged = _read_journals(folder, meta.journal, interrupted)
     done = 0 if rebooted or control is None else control.commit
-    dropped = {path for record in found for path in record.head.drops}
+    sizes = _sizes(folder, meta, found, control.commit if control is not None else 0)
     if interrupted:
+        dropped = {path for record in found for path in record.head.drops}
         for record in found:
             if record.head.commit > done:
                 _redo(folder, record, dropped)
-        _cut_back(folder, meta, found, done, new=control is not None and control.commit == 0)
+        if sizes is not None:
+            folder.cut_back(sizes)
+    elif sizes is not None:
+        damaged = _bring_back(folder, sizes, found) or damaged
     for rows in (meta.rows, *(record.head.rows for record in found)):  # first: a lane that went takes its line-up with it
         rows.apply(folder.index)
     _read_segments(folder)
@@ -197,6 +203,16 @@ def _read_format(folder: Folder, meta: Meta) -> None:
     folder.store_id = found.store_id if found is not None else new_id()
     if folder.files.size(FORMAT_FILE) is None:
         folder.replace_file(FORMAT_FILE, Format(FORMAT, folder.store_id))
+
+
+def _begin(folder: Folder) -> Meta:
+    """A new store: from now on a journal that is not there is one that was lost."""
+    meta = Meta(store_id=folder.store_id)
+    folder.files.write(journal_path(meta.journal), 0, b"")
+    folder.files.sync(journal_path(meta.journal))
+    folder.files.sync_folder(JOURNAL)
+    folder.write_meta(meta)
+    return meta
 
 
 def _read_journals(folder: Folder, first: int, interrupted: bool) -> tuple[list[Found], bool]:
@@ -239,18 +255,49 @@ def _redo(folder: Folder, record: Found, dropped: set[str]) -> None:
     folder.carry_out(Commit(commit=head.commit, blanks=[b for b in head.blanks if b[0] not in dropped], drops=head.drops))
 
 
-def _cut_back(folder: Folder, meta: Meta, found: list[Found], done: int, new: bool) -> None:
-    """Remove what no commit wrote, if it is known what all commits wrote."""
+def _sizes(folder: Folder, meta: Meta, found: list[Found], carried_out: int) -> dict[str, int] | None:
+    """How large each segment was made; None if some of the commits that made them are not known."""
     last = found[-1].head.commit if found else meta.commit
-    complete = last >= done and (meta.store_id or (found[0].head.commit == 1 if found else new))
+    gapless = all(record.head.commit == number for number, record in enumerate(found, meta.commit + 1))
+    begun = bool(meta.store_id) and folder.files.size(journal_path(meta.journal)) is not None
+    if not begun or not gapless or last < carried_out:
+        return None
     sizes = dict(meta.segments)
     for record in found:
         for path, offset, length in record.head.puts:
             sizes[path] = offset + length
         for path in record.head.drops:
             sizes.pop(path, None)
-    if complete:
-        folder.cut_back(sizes)
+    return sizes
+
+
+def _bring_back(folder: Folder, sizes: dict[str, int], found: list[Found]) -> bool:
+    """Write again what segments lost at their end, as far as the journals tell it; whether there was such a segment."""
+    short = [(path, size) for path, size in sizes.items() if (folder.files.size(path) or 0) < size]
+    for path, size in short:
+        data = folder.files.read(path) if folder.files.size(path) is not None else b""
+        why = f"it has {len(data)} of {size} bytes"
+        whole = _with_lost_end(path, data, found)
+        if len(whole) >= size:
+            put_aside(folder, path, f"{why}; the journal knew the others", copy=True)
+            folder.files.write(path, 0, whole)
+        elif data.endswith(b"\n") or not data:  # else its last line is damaged, which is told below
+            put_aside(folder, path, why, copy=True)
+    return bool(short)
+
+
+def _with_lost_end(path: str, data: bytes, found: list[Found]) -> bytes:
+    there = bytearray(data)
+    for record in found:
+        at = 0
+        for name, offset, length in record.head.puts:
+            if name == path and offset <= len(there):
+                there[offset : offset + length] = record.body[at : at + length]
+            at += length
+        for name, offset, length in record.head.blanks:
+            if name == path and offset + length <= len(there):
+                there[offset : offset + length] = b" " * (length - 1) + b"\n"
+    return bytes(there)
 
 
 def is_journal(name: str) -> bool:
@@ -446,7 +493,7 @@ def put_aside(folder: Folder, path: str, why: str, copy: bool = False, **more: A
     text = msgspec.json.format(msgspec.json.encode(report), indent=1)
     folder.files.write(f"{target}.report", 0, text + b"\n")
     if copy:
-        folder.files.write(target, 0, folder.files.read(path))
+        folder.files.write(target, 0, folder.files.read(path) if folder.files.size(path) is not None else b"")
     else:
         folder.files.rename(path, target)
     if folder.durable:
