@@ -158,16 +158,16 @@ function write.enqueue(op)
   local t = {
     q = q, id = op.id, key = job_key(q, op.id), changes = fields, warm = true, moved = false, foreign = false, attempt = 0, timeout_ms = op.lease, gid = op.group,
     created_ms = now, due_ms = due, lock_until_ms = 0, seq = seq, name = op.name, cancel = false, eta_us = eta,
-    interval_us = op.interval_us, result_ttl_us = op.result_ttl_us, dead_queue = op.dead_queue, left = #blockers,
+    interval_us = op.interval_us, ttl_ms = op.ttl, dead_queue = op.dead_queue, left = #blockers,
     idempotency_key = op.key, fingerprint = op.fingerprint, touched = false, deps = false,
   }
   local n = #fields
   fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'attempt', '0', 'created_ms', NOW
   fields[n + 5], fields[n + 6], fields[n + 7], fields[n + 8] = 'queued_ms', NOW, 'updated_ms', NOW
-  fields[n + 9], fields[n + 10], fields[n + 11], fields[n + 12] = 'own', NOW, 'seq', digits(seq)
-  fields[n + 13], fields[n + 14], fields[n + 15], fields[n + 16] = 'due_ms', due == now and NOW or digits(due), 'failed_ms', ''
-  fields[n + 17], fields[n + 18], fields[n + 19], fields[n + 20] = 'first_started_ms', '', 'last_started_ms', ''
-  fields[n + 21], fields[n + 22] = 'completed_ms', ''
+  fields[n + 9], fields[n + 10], fields[n + 11], fields[n + 12] = 'due_ms', digits(due), 'failed_ms', ''
+  fields[n + 13], fields[n + 14], fields[n + 15], fields[n + 16] = 'first_started_ms', '', 'last_started_ms', ''
+  fields[n + 17], fields[n + 18], fields[n + 19] = 'completed_ms', '', 'o'
+  fields[n + 20] = store.origin(NOW, digits(seq), op.ttl, op.name, op.fingerprint, op.options)
   if eta then set(t, 'eta_us', eta) end
   cache[slot(q, op.id)] = t
   touch(t)

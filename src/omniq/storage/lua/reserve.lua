@@ -148,7 +148,7 @@ function machine.reserve(op)
   store.flush()
   if request.again then
     local tasks = held_under(op)
-    if #tasks > 0 then return {{}, -1, tasks} end
+    if #tasks > 0 then return {{}, -1, tasks, now} end
   end
   op.worker = op.worker or ''
   local tasks, paused, left, next_at = {}, {}, op.limit, -1
@@ -169,5 +169,5 @@ function machine.reserve(op)
       if first and (next_at < 0 or tonumber(first) < next_at) then next_at = tonumber(first) end
     end
   end
-  return {paused, next_at, tasks}
+  return {paused, next_at, tasks, now}
 end
