@@ -493,19 +493,43 @@ def refusal(kind: str, op: Operation) -> Refused:
 def _reserved(op: Reserve, reply: list[Any]) -> Reserved:
     paused, next_at, tasks, now = reply
     return Reserved(
-        tasks=[_leased(op, queue.decode(), values, b"%d" % now) for queue, values in tasks],
+        tasks=[_leased(op, queue.decode(), values, now) for queue, values in tasks],
         paused=tuple(name.decode() for name in paused),
         next_at_us=None if next_at < 0 else next_at * 1000,
     )
 
 
-def _leased(op: Reserve, queue: str, values: Sequence[bytes | None], now: bytes) -> Record:
-    if len(values) != len(_PLAIN):
+def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
+    """The whole of a task's fields, or of a plain one only those that the caller does not know."""
+    if len(values) == len(_FIELDS):
         return record_of(queue, {name: value for name, value in zip(_FIELDS, values, strict=True) if value is not None})
-    fields = {name: value for name, value in zip(_PLAIN, values, strict=True) if value is not None}
-    fields |= {b"state": b"active", b"updated_ms": now, b"last_started_ms": now}
-    fields |= {b"lease_token": op.token.encode(), b"worker": op.worker.encode()}
-    return record_of(queue, fields)
+    until, _, timeout_ms, _, created, due, _, _, found, id, payload, max_attempts = values
+    origin = _origin(found)
+    options = origin.options
+    return Record(
+        id=id.decode(),
+        queue=queue,
+        name=origin.name,
+        payload=None if options.no_payload else payload,
+        encoding=options.encoding,
+        origin=options.origin,
+        due_us=int(due or created) * 1000,
+        timeout_us=options.timeout_us,
+        lease_us=None if options.no_lease else int(timeout_ms) * 1000,
+        result_ttl_us=options.result_ttl_us,
+        attempts=1,
+        max_attempts=0 if options.no_max else int(max_attempts),
+        backoff=options.backoff,
+        token=op.token,
+        lease_until_us=int(until) * 1000,
+        worker=op.worker or None,
+        fingerprint=origin.fingerprint,
+        created_at_us=int(created) * 1000,
+        updated_at_us=now * 1000,
+        started_at_us=now * 1000,
+        state=State.RUNNING,
+        seq=origin.seq,
+    )
 
 
 _DECODERS: dict[type[Operation], Callable[[Any, list[Any]], Outcome]] = {
@@ -542,18 +566,13 @@ _BEFORE: dict[type[Operation], Callable[[Any], Outcome]] = {
 # -- up: records ---------------------------------------------------------------------------------
 
 
-# The orders in which the script gives a task's fields: `FIELDS` in tasks.lua, and `PLAIN` with the end of the lease in front.
+# The order in which the script gives a task's fields: `FIELDS` in tasks.lua.
 _FIELDS = [
     name.encode()
     for name in """state attempt timeout_ms gid created_ms due_ms lock_until_ms lease_token last_started_ms o
     worker cancel ended_by deps first_started_ms eta_us interval_us dead_queue left edges idempotency_key
     id payload max_attempts backoff_ms updated_ms completed_ms failed_ms last_error last_error_ms
     headers blocked_by error progress finished_ms foreign""".split()  # noqa: SIM905 - as a list it is a page long
-]
-_PLAIN = [
-    name.encode()
-    for name in """lock_until_ms attempt timeout_ms gid created_ms due_ms more first_started_ms o id payload
-    max_attempts""".split()  # noqa: SIM905
 ]
 
 

@@ -18,7 +18,8 @@ local FIELDS = {
   'headers', 'blocked_by', 'error', 'progress', 'finished_ms', 'foreign',
 }
 local HOT, KNOWN = 15, 21
--- What a plain task has of them before its first lease. `more` marks a task that has others too.
+-- What a plain task has of them before its first lease. `more` marks a task that has others too. The answer has the end of the
+-- lease in the place of the state.
 local PLAIN = {
   'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'more', 'first_started_ms', 'o', 'id', 'payload', 'max_attempts',
 }
