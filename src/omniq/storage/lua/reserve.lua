@@ -33,8 +33,9 @@ end
 -- Leases a task that was popped from its lane and adds all its fields to the answer. Nil for an id without a waiting task: it
 -- was removed by others, or pushed twice.
 local function lease(q, id, op, tasks)
+  local known = cache[slot(q, id)]
   local values = run('HMGET', q.job .. id, unpack(PLAIN))
-  if values[1] ~= 'wait' then
+  if values[1] ~= 'wait' or (known and known.state ~= 'wait') then
     if not values[1] then run('ZREM', q.base .. 'idx:wait', id) end
     q.changed = true
     return nil
