@@ -123,35 +123,32 @@ class Packed:
     def __init__(self, transactions: Sequence[Sequence[Operation]]) -> None:
         self._transactions = transactions
         self.entries: list[Entry] = []
-        self._spans: list[tuple[int, int, bool]] = []  # first transaction, how many, whether it is a run
+        self._spans: list[tuple[int, int, str]] = []  # first transaction, how many, how they travel
         shapes = [_shape(transaction) for transaction in transactions]
         start = 0
         while start < len(transactions):
-            end = start + 1
-            if shapes[start] is not None and not cast(Any, shapes[start])[0]:
-                while end < len(transactions) and shapes[end] == shapes[start]:
+            end, shape, travels = start + 1, shapes[start], "alone"
+            if shape is not None:
+                travels = "together" if len(transactions[start]) > 1 else "run"
+                while travels == "run" and end < len(transactions) and shapes[end] == shape:
                     end += 1
             ops = [op for transaction in transactions[start:end] for op in transaction]
-            if shapes[start] is None or len(ops) < 2:
-                self.entries.append([encode_operation(op) for op in transactions[start]])
-                self._spans.append((start, 1, False))
-                end = start + 1
-            else:
-                self.entries.append([_run(ops, end - start == 1)])
-                self._spans.append((start, end - start, True))
+            entry = [encode_operation(op) for op in ops] if shape is None else [_run(ops, travels == "together")]
+            self.entries.append(entry)
+            self._spans.append((start, end - start, travels))
             start = end
 
     def read(self, answers: Sequence[Any]) -> list[list[Outcome] | Refused]:
         """One result per transaction from one answer per entry."""
         results: list[list[Outcome] | Refused] = []
-        for (start, count, is_run), answer in zip(self._spans, answers, strict=True):
+        for (start, count, travels), answer in zip(self._spans, answers, strict=True):
             transactions = self._transactions[start : start + count]
-            if not is_run:
-                results.append(decode_answer(transactions[0], answer))
-            elif count == 1:
-                results.append(_all_new(transactions[0]) if not answer else decode_answer(transactions[0], answer))
+            if travels == "run":
+                results += [_plain(t) if a == 1 else decode_answer(t, a) for t, a in zip(transactions, answer, strict=True)]
+            elif travels == "together" and not answer:
+                results.append(_all_new(transactions[0]))
             else:
-                results += [_plain(t, a) if a == 1 else decode_answer(t, a) for t, a in zip(transactions, answer, strict=True)]
+                results.append(decode_answer(transactions[0], answer))
         return results
 
 
@@ -208,7 +205,7 @@ def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
     return made
 
 
-def _plain(transaction: Sequence[Operation], _: int) -> list[Outcome]:
+def _plain(transaction: Sequence[Operation]) -> list[Outcome]:
     """What the short way of the script answers with a mere 1."""
     return [_DONE] if isinstance(transaction[0], Ack) else _all_new(transaction)
 

@@ -15,15 +15,33 @@ function alone.beat(op)
   return {}
 end
 
+-- The parts that most calls do without define their functions when they are asked for: in Lua that takes time.
+local loaded = {}
+local function need(part)
+  if not loaded[part] then
+    loaded[part] = true
+    LOAD[part]()
+  end
+end
+
+local ALONE = {reserve = true, beat = true, openfanin = 'fan_in', countfanin = 'fan_in'}
+local UPKEEP = {promote = true, limit = true, sweep = true, purge = true, forget = true, check = true}
+
 function machine.transaction(ops)
   local first = ops[1]
   if runs[first.kind] then return runs[first.kind](first) end
-  if upkeep[first.kind] then return {upkeep[first.kind](first)} end
-  if alone[first.kind] then
+  if UPKEEP[first.kind] then
+    need('operations')
+    need('upkeep')
+    return {upkeep[first.kind](first)}
+  end
+  if ALONE[first.kind] then
+    if ALONE[first.kind] == 'fan_in' then need('fan_in') end
     local answer, refused = alone[first.kind](first)
     if refused then return {refused, 1} end
     return {answer}
   end
+  need('operations')
   local found, bodies = {}, {}
   for i, op in ipairs(ops) do
     local known = check[op.kind](op)

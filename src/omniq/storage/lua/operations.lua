@@ -3,8 +3,6 @@ The operations. Every one has two halves: `check` only reads, and answers with a
 cannot be refused. A transaction checks all of its operations and then writes them all, so nothing ever has to be undone.
 ]]
 
-local check, write = {}, {}
-
 local function refuse(kind) return {refused = kind} end
 local function outcome(...) return {outcome = {...}} end
 

@@ -63,10 +63,11 @@ local function lease(q, id, op, tasks)
   set(t, 'updated_ms', NOW)
   lanes.take(t)
   log.note(t, 'started')
-  local changes = t.changes
-  for i = 1, #changes, 2 do
-    local place = INDEX[changes[i]]
-    if place then values[place] = changes[i + 1] end
+  local places = {}
+  for i, field in ipairs(FIELDS) do places[field] = i end
+  for i = 1, #t.changes, 2 do
+    local place = places[t.changes[i]]
+    if place then values[place] = t.changes[i + 1] end
   end
   tasks[#tasks + 1] = {q.name, values}
   return t

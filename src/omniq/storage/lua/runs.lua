@@ -5,8 +5,6 @@ They write the same keys as the operations do. A plain task is ours, in no group
 nobody asked to cancel it. Whatever is not plain, and whatever this call has touched before, takes the long way.
 ]]
 
-local runs = {}
-
 local function expand(op, i)
   local fields = {'id', op.rows[i], 'payload', op.rows[i + 1]}
   for _, value in ipairs(op.fields) do fields[#fields + 1] = value end
@@ -18,6 +16,8 @@ local function expand(op, i)
 end
 
 local function insert(q, op, common, i)
+  machine.promote(q, PROMOTE_LIMIT)
+  q.enqueued, q.changed, ready_queues[q.name] = true, true, true
   local id, payload, seq = op.rows[i], op.rows[i + 1], digits(next_seq(q))
   local origin = store.origin(NOW, seq, op.ttl, op.name, op.rows[i + 2], op.options)
   run('HSET', q.job .. id, 'id', id, 'payload', payload, 'o', origin, unpack(common))
@@ -48,7 +48,6 @@ function runs.enqueues(op)
       end
     end
   end
-  machine.promote(q, PROMOTE_LIMIT)
   for i = 1, #rows, 3 do
     if not op.together and store.find(q, rows[i]) then
       answers[#answers + 1] = machine.transaction({expand(op, i)})
@@ -57,7 +56,6 @@ function runs.enqueues(op)
       answers[#answers + 1] = 1
     end
   end
-  q.enqueued, q.changed, ready_queues[q.name] = true, true, true
   if op.together then return {} end
   return answers
 end
@@ -86,6 +84,7 @@ local function ack(q, op, id, token, result, data)
   add(q, 'idx:completed', NOW, id)
   q.completed[#q.completed + 1] = id
   ended_tasks[#ended_tasks + 1] = id
+  q.finished, q.changed = true, true
   if request.events then
     local created_ms = number(created)
     local due_ms = text(v[12]) and number(v[12]) or created_ms
@@ -108,7 +107,6 @@ function runs.acks(op)
       }})
     end
   end
-  q.finished, q.changed = true, true
   return answers
 end
 

@@ -6,6 +6,7 @@ lanes; `store.flush` writes them with few, variadic commands. It runs at the end
 ]]
 
 local store, lanes, log, machine = {}, {}, {}, {}
+local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of operation
 local cache, touched = {}, {}
 
 -- The fields of a task, as the answer to `Reserve` gives them. Most operations need only the first of them; the next ones are
@@ -23,16 +24,7 @@ local HOT, KNOWN = 15, 21
 local PLAIN = {
   'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'more', 'first_started_ms', 'o', 'id', 'payload', 'max_attempts',
 }
-local INDEX, COLD = {}, {}
-for i, field in ipairs(FIELDS) do
-  INDEX[field] = i
-  if i > HOT and i <= KNOWN then COLD[field] = true end
-end
-local PRIVATE = {
-  'worker', 'cancel', 'ended_by', 'eta_us', 'interval_us', 'dead_queue', 'left', 'edges', 'idempotency_key', 'headers',
-  'blocked_by', 'error', 'progress', 'finished_ms', 'more',
-}
-
+local COLD = {eta_us = true, interval_us = true, dead_queue = true, left = true, edges = true, idempotency_key = true}
 -- The sorted sets that a task is in, by state.
 local MEMBER = {
   wait = {'idx:wait'},
@@ -198,7 +190,10 @@ function store.adopt(t)
   t.name = type(name) == 'string' and name ~= '' and #name <= 1024 and name or '*'
   t.seq = next_seq(q)
   if t.was_ours then
-    for _, field in ipairs(PRIVATE) do set(t, field, '') end
+    for _, field in ipairs({
+      'worker', 'cancel', 'ended_by', 'eta_us', 'interval_us', 'dead_queue', 'left', 'edges', 'idempotency_key', 'headers',
+      'blocked_by', 'error', 'progress', 'finished_ms', 'more',
+    }) do set(t, field, '') end
     run('DEL', end_key(q, t.id), q.o .. 'res:' .. t.id)
     for _, name in ipairs({'done', 'cancelled', 'results'}) do run('ZREM', q.o .. name, t.id) end
   end

@@ -8,8 +8,6 @@ into our books and carries on where they ended one of our tasks.
 local SLACK_MS = 2000 -- clocks of other clients stamp the indexes
 local FOLLOW_LIMIT = 200 -- entries of an index that one sweep looks at
 
-local upkeep = {}
-
 function upkeep.promote(op)
   return machine.promote(queue(op.queue), op.limit)
 end
