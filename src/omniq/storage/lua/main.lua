@@ -86,7 +86,8 @@ local function write_stats(q)
       values[#values + 1] = moment
     end
   end
-  run('HSET', stats, unpack(values))
+  local is_new = run('HSET', stats, unpack(values)) > 8
+  if is_new and not request.cluster then run('SADD', STORE .. 'queues', q.name) end
 end
 
 local function write_queue(q)
@@ -96,10 +97,7 @@ local function write_queue(q)
     names[#names + 1] = gid
   end
   if #names > 0 then in_parts('ZADD', q.o .. 'lanes', names) end
-  if q.changed then
-    write_stats(q)
-    if not request.cluster then run('SADD', STORE .. 'queues', q.name) end
-  end
+  if q.changed then write_stats(q) end
   log.write(q)
   if q.changed_meta then
     run('HSET', q.o .. 'meta', 'seq', digits(q.seq), 'events', digits(q.last_event), 'turn', string.format('%.17g', q.turn))

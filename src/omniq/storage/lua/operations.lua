@@ -55,6 +55,7 @@ local function held(op)
   local t = of(op)
   if not t then return refuse('TaskNotFound') end
   if t.state ~= 'active' then return already(op, t) or refuse('NotActive') end
+  if t.stored == 'active' and not store.leased(t.q, {t.id})[1] then return refuse('NotActive') end
   if not op.late and t.lock_until_ms <= now then return refuse('LeaseExpired') end
   if t.lease_token ~= op.token then return refuse('TokenMismatch') end
   return t

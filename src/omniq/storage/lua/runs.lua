@@ -95,10 +95,12 @@ end
 
 -- Acks of one queue, each a transaction of its own.
 function runs.acks(op)
-  local q, answers, rows = queue(op.queue), {}, op.rows
+  local q, answers, rows, ids = queue(op.queue), {}, op.rows, {}
+  for i = 1, #rows, 4 do ids[#ids + 1] = rows[i] end
+  local leased = store.leased(q, ids)
   for i = 1, #rows, 4 do
     local id, token, result, data = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
-    if cache[slot(q, id)] == nil and ack(q, op, id, token, result, data) then
+    if leased[(i + 3) / 4] and cache[slot(q, id)] == nil and ack(q, op, id, token, result, data) then
       answers[#answers + 1] = 1
     else
       answers[#answers + 1] = machine.transaction({{

@@ -225,6 +225,18 @@ function store.drop(t, with_key)
   touch(t)
 end
 
+-- The ends of these tasks' leases. A hash may say that its task runs when others have ended the lease.
+function store.leased(q, ids)
+  if q.add.active then store.flush() end -- what this call has leased before
+  local found = {}
+  for i = 1, #ids, PART do
+    for _, score in ipairs(run('ZMSCORE', q.base .. 'active', unpack(ids, i, math.min(i + PART - 1, #ids)))) do
+      found[#found + 1] = score
+    end
+  end
+  return found
+end
+
 -- -- results and keys ----------------------------------------------------------------------------
 
 -- `stays`: the result lives as long as its dead letter.
