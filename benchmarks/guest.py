@@ -1,4 +1,4 @@
-"""Runs in the environment of the published client: `python guest.py PORT publish|drain JOBS SIZE` prints the seconds it took."""
+"""Runs in the environment of the published client: `python guest.py PORT publish|drain JOBS SIZE` prints its seconds."""
 
 import os
 import signal

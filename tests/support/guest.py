@@ -1,4 +1,4 @@
-"""An environment for the published client, which has the name of our package: a guest of tests and benchmarks, never a dependency."""
+"""An environment for the published client, which has the name of our package: a guest, never a dependency."""
 
 import subprocess
 import sys

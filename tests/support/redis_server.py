@@ -52,8 +52,12 @@ def free_port() -> int:
 class Server:
     """One server with a folder of its own. `options` are lines of its configuration, as name and value."""
 
-    def __init__(self, folder: Path, port: int | None = None, **options: str) -> None:
+    def __init__(self, folder: Path, port: int | None = None, config: Path | None = None, **options: str) -> None:
+        """With a configuration file it is a sentinel."""
         self.folder, self.options = folder, {"appendonly": "no", "save": ""} | options
+        self._first = [] if config is None else [str(config), "--sentinel"]
+        if config is not None:
+            self.options = options
         self.port = port or free_port()
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +75,7 @@ class Server:
         settings = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.folder), "daemonize": "no"} | self.options
         arguments = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen([binary(), *arguments], stdout=log, stderr=log)
+            self._process = subprocess.Popen([binary(), *self._first, *arguments], stdout=log, stderr=log)
         deadline = time.monotonic() + START_S
         while True:
             try:

@@ -1,11 +1,12 @@
 """Operations as the script reads them, and what it and the keys say as outcomes, records, results and events.
 
 Redis keeps milliseconds: moments and durations are rounded up on their way in, `now` is rounded down, the exact `eta` stands in
-a field of its own. A hash that another client wrote lacks our fields, or has those of a task that it overwrote; `own` tells.
+a field of its own. A hash that another client wrote lacks our fields, or has those of a task that it overwrote; `o` tells.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -81,7 +82,7 @@ _decode_blockers = msgspec.json.Decoder(tuple[Blocker, ...]).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 _decode_body = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_events = msgspec.msgpack.Decoder(tuple[int, list[tuple[Any, ...]]]).decode
+_decode_events = msgspec.msgpack.Decoder(tuple[int, list[Any]]).decode
 
 
 def ms_up(us: int) -> int:
@@ -122,35 +123,32 @@ class Packed:
     def __init__(self, transactions: Sequence[Sequence[Operation]]) -> None:
         self._transactions = transactions
         self.entries: list[Entry] = []
-        self._spans: list[tuple[int, int, bool]] = []  # first transaction, how many, whether it is a run
+        self._spans: list[tuple[int, int, str]] = []  # first transaction, how many, how they travel
         shapes = [_shape(transaction) for transaction in transactions]
         start = 0
         while start < len(transactions):
-            end = start + 1
-            if shapes[start] is not None and not cast(Any, shapes[start])[0]:
-                while end < len(transactions) and shapes[end] == shapes[start]:
+            end, shape, travels = start + 1, shapes[start], "alone"
+            if shape is not None:
+                travels = "together" if len(transactions[start]) > 1 else "run"
+                while travels == "run" and end < len(transactions) and shapes[end] == shape:
                     end += 1
             ops = [op for transaction in transactions[start:end] for op in transaction]
-            if shapes[start] is None or len(ops) < 2:
-                self.entries.append([encode_operation(op) for op in transactions[start]])
-                self._spans.append((start, 1, False))
-                end = start + 1
-            else:
-                self.entries.append([_run(ops, end - start == 1)])
-                self._spans.append((start, end - start, True))
+            entry = [encode_operation(op) for op in ops] if shape is None else [_run(ops, travels == "together")]
+            self.entries.append(entry)
+            self._spans.append((start, end - start, travels))
             start = end
 
     def read(self, answers: Sequence[Any]) -> list[list[Outcome] | Refused]:
         """One result per transaction from one answer per entry."""
         results: list[list[Outcome] | Refused] = []
-        for (start, count, is_run), answer in zip(self._spans, answers, strict=True):
+        for (start, count, travels), answer in zip(self._spans, answers, strict=True):
             transactions = self._transactions[start : start + count]
-            if not is_run:
-                results.append(decode_answer(transactions[0], answer))
-            elif count == 1:
-                results.append(_all_new(transactions[0]) if not answer else decode_answer(transactions[0], answer))
+            if travels == "run":
+                results += [_plain(t) if a == 1 else decode_answer(t, a) for t, a in zip(transactions, answer, strict=True)]
+            elif travels == "together" and not answer:
+                results.append(_all_new(transactions[0]))
             else:
-                results += [_plain(t, a) if a == 1 else decode_answer(t, a) for t, a in zip(transactions, answer, strict=True)]
+                results.append(decode_answer(transactions[0], answer))
         return results
 
 
@@ -194,7 +192,8 @@ def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
         "kind": "enqueues",
         "queue": first.queue,
         "name": first.name,
-        "fields": _options(first),
+        "fields": _common(first),
+        "options": _blob(_options(first)),
         "lease": _lease_ms(first),
         "on_conflict": first.on_conflict,
         "empty": first.payload is None,
@@ -202,11 +201,11 @@ def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
         "rows": rows,
     }
     if first.result_ttl_us is not None:
-        made["result_ttl_us"] = str(first.result_ttl_us)
+        made["ttl"] = ms_up(first.result_ttl_us)
     return made
 
 
-def _plain(transaction: Sequence[Operation], _: int) -> list[Outcome]:
+def _plain(transaction: Sequence[Operation]) -> list[Outcome]:
     """What the short way of the script answers with a mere 1."""
     return [_DONE] if isinstance(transaction[0], Ack) else _all_new(transaction)
 
@@ -236,13 +235,10 @@ def _lease_ms(op: Enqueue) -> int:
     return DEFAULT_LEASE_MS if op.lease_us is None else ms_up(op.lease_us)
 
 
-def _options(op: Enqueue) -> list[str]:
-    """The fields that tasks of one shape have in common. `auto` names those that were not given."""
-    auto = ("" if op.max_attempts else "m") + ("l" if op.lease_us is None else "") + ("p" if op.payload is None else "")
+def _common(op: Enqueue) -> list[str]:
+    """The contract's fields that tasks of one shape share."""
     base = _BASE.search(op.backoff) if op.backoff else None
-    fields = [
-        "name",
-        op.name,
+    return [
         "max_attempts",
         str(op.max_attempts or DEFAULT_ATTEMPTS),
         "timeout_ms",
@@ -250,26 +246,52 @@ def _options(op: Enqueue) -> list[str]:
         "backoff_ms",
         base[1] if base else str(DEFAULT_BACKOFF_MS),
     ]
-    for name, value in (
-        ("more", "1" if op.origin or op.encoding != "json" else ""),
-        ("auto", auto),
-        ("backoff", op.backoff),
-        ("origin", op.origin),
-        ("encoding", op.encoding if op.encoding != "json" else ""),
-        ("timeout_us", op.timeout_us and str(op.timeout_us)),
-        ("result_ttl_us", None if op.result_ttl_us is None else str(op.result_ttl_us)),
-    ):
-        if value:
-            fields += (name, value)
-    return fields
+
+
+class _Options(msgspec.Struct, omit_defaults=True):
+    """What the contract has no field for and the script never looks at; the last three: it was not given."""
+
+    encoding: str = "json"
+    origin: str = ""
+    backoff: str = ""
+    timeout_us: int | None = None
+    result_ttl_us: int | None = None
+    no_max: bool = False
+    no_lease: bool = False
+    no_payload: bool = False
+
+
+def _options(op: Enqueue) -> bytes:
+    given = _Options(op.encoding, op.origin, op.backoff, op.timeout_us, op.result_ttl_us)
+    given.no_max, given.no_lease, given.no_payload = op.max_attempts == 0, op.lease_us is None, op.payload is None
+    return encode_json(given)
+
+
+_decode_options = functools.lru_cache(maxsize=1024)(msgspec.json.Decoder(_Options).decode)
+
+
+class _Origin(msgspec.Struct):
+    """The field `o`: what never changes of a task of ours."""
+
+    created_ms: bytes
+    seq: int
+    name: str
+    fingerprint: str
+    options: _Options
+
+
+def _origin(value: bytes) -> _Origin:
+    created, seq, _, name, fingerprint, rest = value.split(b" ", 5)
+    n = int(name)
+    f = n + int(fingerprint)
+    return _Origin(created, int(seq), _str(rest[:n]), _str(rest[n:f]), _decode_options(rest[f:]))
 
 
 def _enqueue(op: Enqueue) -> dict[str, Any]:
     payload = b"null" if op.payload is None else op.payload
-    fields: list[str | msgspec.Raw] = ["id", op.id, "payload", _blob(payload), *_options(op)]
+    fields: list[str | msgspec.Raw] = ["id", op.id, "payload", _blob(payload), *_common(op)]
     for name, value in (
         ("gid", op.group),
-        ("fingerprint", op.fingerprint),
         ("idempotency_key", op.idempotency_key),
         ("dead_queue", op.dead_queue),
     ):
@@ -296,7 +318,8 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
         "group_limit": op.group_limit or None,
         "dead_queue": op.dead_queue,
         "interval_us": None if op.interval_us is None else str(op.interval_us),
-        "result_ttl_us": None if op.result_ttl_us is None else str(op.result_ttl_us),
+        "ttl": maybe_up(op.result_ttl_us),
+        "options": _options(op),
         **_moment(op),
     }
     if op.on_conflict != "error":
@@ -465,11 +488,44 @@ def refusal(kind: str, op: Operation) -> Refused:
 
 
 def _reserved(op: Reserve, reply: list[Any]) -> Reserved:
-    paused, next_at, tasks = reply
+    paused, next_at, tasks, now = reply
     return Reserved(
-        tasks=[record_of(queue.decode(), _given(values)) for queue, values in tasks],
+        tasks=[_leased(op, queue.decode(), values, now) for queue, values in tasks],
         paused=tuple(name.decode() for name in paused),
         next_at_us=None if next_at < 0 else next_at * 1000,
+    )
+
+
+def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
+    """The whole of a task's fields, or of a plain one only those that the caller does not know."""
+    if len(values) == len(_FIELDS):
+        return record_of(queue, {name: value for name, value in zip(_FIELDS, values, strict=True) if value is not None})
+    until, _, timeout_ms, _, created, due, _, _, found, id, payload, max_attempts = values
+    origin = _origin(found)
+    options = origin.options
+    return Record(
+        id=id.decode(),
+        queue=queue,
+        name=origin.name,
+        payload=None if options.no_payload else payload,
+        encoding=options.encoding,
+        origin=options.origin,
+        due_us=int(due or created) * 1000,
+        timeout_us=options.timeout_us,
+        lease_us=None if options.no_lease else int(timeout_ms) * 1000,
+        result_ttl_us=options.result_ttl_us,
+        attempts=1,
+        max_attempts=0 if options.no_max else int(max_attempts),
+        backoff=options.backoff,
+        token=op.token,
+        lease_until_us=int(until) * 1000,
+        worker=op.worker or None,
+        fingerprint=origin.fingerprint,
+        created_at_us=int(created) * 1000,
+        updated_at_us=now * 1000,
+        started_at_us=now * 1000,
+        state=State.RUNNING,
+        seq=origin.seq,
     )
 
 
@@ -507,22 +563,14 @@ _BEFORE: dict[type[Operation], Callable[[Any], Outcome]] = {
 # -- up: records ---------------------------------------------------------------------------------
 
 
-# The orders in which the script gives a task's fields (`FIELDS` and `PLAIN` in tasks.lua).
-_HOT = """state attempt timeout_ms gid created_ms due_ms lock_until_ms lease_token last_started_ms own
-    name worker cancel ended_by result_ttl_us deps first_started_ms seq """
-_FIELDS = (
-    _HOT
-    + """eta_us interval_us dead_queue left edges idempotency_key fingerprint
+# The order in which the script gives a task's fields: `FIELDS` in tasks.lua.
+_FIELDS = [
+    name.encode()
+    for name in """state attempt timeout_ms gid created_ms due_ms lock_until_ms lease_token last_started_ms o
+    worker cancel ended_by deps first_started_ms eta_us interval_us dead_queue left edges idempotency_key
     id payload max_attempts backoff_ms updated_ms completed_ms failed_ms last_error last_error_ms
-    encoding headers origin timeout_us backoff blocked_by error progress finished_ms auto foreign"""
-)
-_PLAIN = _HOT + "more updated_ms id payload max_attempts fingerprint timeout_us backoff auto"
-_ORDERS = {len(names): [name.encode() for name in names] for names in (_FIELDS.split(), _PLAIN.split())}
-
-
-def _given(values: Sequence[bytes | None]) -> Hash:
-    names = _ORDERS[len(values)]
-    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    headers blocked_by error progress finished_ms foreign""".split()  # noqa: SIM905 - as a list it is a page long
+]
 
 
 def _us(fields: Hash, name: bytes) -> int | None:
@@ -535,9 +583,13 @@ def _int(fields: Hash, name: bytes) -> int | None:
     return int(value) if value else None
 
 
+def _str(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
 def _text(fields: Hash, name: bytes) -> str | None:
     value = fields.get(name)
-    return value.decode("utf-8", "replace") if value else None
+    return _str(value) if value else None
 
 
 def record_of(queue: str, fields: Hash) -> Record:
@@ -559,37 +611,36 @@ def record_of(queue: str, fields: Hash) -> Record:
         "failed_at_us": _us(fields, b"last_error_ms"),
         "last_error": _error_of(fields),
     }
-    if fields.get(b"own") != created or b"own" not in fields:
+    found = fields.get(b"o")
+    origin = None if found is None else _origin(found)
+    if origin is None or origin.created_ms != created:
         return _foreign(common, fields)
-    auto = fields.get(b"auto", b"")
-    foreign = fields.get(b"foreign") == b"1"
+    options, foreign = origin.options, fields.get(b"foreign") == b"1"
     headers, blockers = fields.get(b"headers"), fields.get(b"blocked_by")
     return Record(
         **common,
-        name=_text(fields, b"name") or "*",
-        payload=None if b"p" in auto else fields.get(b"payload", b""),
-        encoding=_text(fields, b"encoding") or "json",
+        name=origin.name,
+        payload=None if options.no_payload else fields.get(b"payload", b""),
+        encoding=options.encoding,
         headers=_decode_headers(headers) if headers else None,
-        origin=_text(fields, b"origin") or "",
+        origin=options.origin,
         eta_us=_int(fields, b"eta_us"),
-        timeout_us=_int(fields, b"timeout_us"),
-        lease_us=None if b"l" in auto else _lease_us(fields),
+        timeout_us=options.timeout_us,
+        lease_us=None if options.no_lease else _lease_us(fields),
         interval_us=_int(fields, b"interval_us"),
-        result_ttl_us=_int(fields, b"result_ttl_us"),
-        max_attempts=0 if b"m" in auto else max(_int(fields, b"max_attempts") or 0, 1),
-        backoff=_foreign_backoff(fields) if foreign else _text(fields, b"backoff") or "",
+        result_ttl_us=options.result_ttl_us,
+        max_attempts=0 if options.no_max else max(_int(fields, b"max_attempts") or 0, 1),
+        backoff=_foreign_backoff(fields) if foreign else options.backoff,
         ended_by=_text(fields, b"ended_by"),
         worker=_text(fields, b"worker"),
         cancel_requested=fields.get(b"cancel") == b"1",
         dead_queue=_text(fields, b"dead_queue"),
         blocked_by=_decode_blockers(blockers) if blockers else (),
         idempotency_key=_text(fields, b"idempotency_key"),
-        fingerprint=_text(fields, b"fingerprint") or "",
+        fingerprint=origin.fingerprint,
         finished_at_us=_finished_us(fields, state),
         progress=fields.get(b"progress") or None,
-        seq=_int(fields, b"seq") or 0,
-        blockers_left=_int(fields, b"left") or 0,
-        has_dependents=fields.get(b"deps") == b"1",
+        seq=origin.seq,
     )
 
 
@@ -691,8 +742,9 @@ def record_of_result(queue: str, task_id: str, value: bytes) -> Record:
 
 def events_of_entry(queue: str, last: int, packed: bytes) -> list[EventRow]:
     """The events of one entry; `last` is the number of the last of them."""
-    ts_ms, rows = _decode_events(packed)
-    first = last - len(rows) + 1
+    ts_ms, flat = _decode_events(packed)
+    first = last - len(flat) // 10 + 1
+    rows = [flat[at : at + 10] for at in range(0, len(flat), 10)]
     return [
         EventRow(
             seq=first + n,

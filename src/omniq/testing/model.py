@@ -340,6 +340,10 @@ class Model:
         self.fail_dependents(task.op.id, now)
 
     def die(self, task: Task, token: str | None, now: int, again: int | None = None) -> None:
+        self.fall(task, token, now, again)
+        self.fail_dependents(task.op.id, now)
+
+    def fall(self, task: Task, token: str | None, now: int, again: int | None = None) -> None:
         task.waits = set()
         self.end(task, State.DEAD, token, again)
         if again is None and task.dead_queue is not None:
@@ -349,12 +353,15 @@ class Model:
             if limit is not None:
                 self.limits.setdefault((task.queue, task.op.group or ""), limit)
             self.move(task, State.READY)
-        self.fail_dependents(task.op.id, now)
 
     def dependents(self, id: str) -> list[Task]:
         return sorted((t for t in self.tasks.values() if id in t.waits), key=lambda t: t.seq)
 
     def fail_dependents(self, id: str, now: int) -> None:
-        for other in self.dependents(id):
-            if id in other.waits:
-                self.die(other, None, now)
+        """First all that wait for this one, then all that wait for those."""
+        dead = [id]
+        while dead:
+            blocker = dead.pop(0)
+            for other in self.dependents(blocker):
+                self.fall(other, None, now)
+                dead.append(other.op.id)

@@ -42,7 +42,7 @@ function machine.finish(t, state, result, token, again)
   t.ended_by = token
   set(t, 'ended_by', token or '')
   if t.lease_token then give_up_lease(t) end
-  local ttl_ms = t.result_ttl_us and math.ceil(t.result_ttl_us / 1000) or DEFAULT_TTL_MS
+  local ttl_ms = t.ttl_ms or DEFAULT_TTL_MS
   local moves = state == 'failed' and not again and t.dead_queue
   local stays = state == 'failed' and not again and not moves
   if stays or ttl_ms > 0 then

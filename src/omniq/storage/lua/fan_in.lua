@@ -9,8 +9,6 @@ Fan-in: members of a key are counted once each.
 
 local FAN_IN_MS = 86400000 -- how long we remember one that another client opened
 
-local alone = {}
-
 local function fan_in(key)
   local base = '{cc:' .. key .. '}:'
   local found = run('HMGET', base .. 'o', 'expected', 'expires_ms')

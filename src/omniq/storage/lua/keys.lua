@@ -63,6 +63,15 @@ end
 
 local NOW = digits(now)
 
+-- Small numbers as text: most sizes come again and again.
+local TEXT = setmetatable({}, {
+  __index = function(known, n)
+    local found = digits(n)
+    known[n] = found
+    return found
+  end,
+})
+
 local function text(value)
   if value and value ~= '' then return value end
   return nil

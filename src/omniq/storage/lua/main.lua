@@ -15,15 +15,33 @@ function alone.beat(op)
   return {}
 end
 
+-- The parts that most calls do without define their functions when they are asked for: in Lua that takes time.
+local loaded = {}
+local function need(part)
+  if not loaded[part] then
+    loaded[part] = true
+    LOAD[part]()
+  end
+end
+
+local ALONE = {reserve = true, beat = true, openfanin = 'fan_in', countfanin = 'fan_in'}
+local UPKEEP = {promote = true, limit = true, sweep = true, purge = true, forget = true, check = true}
+
 function machine.transaction(ops)
   local first = ops[1]
   if runs[first.kind] then return runs[first.kind](first) end
-  if upkeep[first.kind] then return {upkeep[first.kind](first)} end
-  if alone[first.kind] then
+  if UPKEEP[first.kind] then
+    need('operations')
+    need('upkeep')
+    return {upkeep[first.kind](first)}
+  end
+  if ALONE[first.kind] then
+    if ALONE[first.kind] == 'fan_in' then need('fan_in') end
     local answer, refused = alone[first.kind](first)
     if refused then return {refused, 1} end
     return {answer}
   end
+  need('operations')
   local found, bodies = {}, {}
   for i, op in ipairs(ops) do
     local known = check[op.kind](op)
@@ -68,7 +86,8 @@ local function write_stats(q)
       values[#values + 1] = moment
     end
   end
-  run('HSET', stats, unpack(values))
+  local is_new = run('HSET', stats, unpack(values)) > 8
+  if is_new and not request.cluster then run('SADD', STORE .. 'queues', q.name) end
 end
 
 local function write_queue(q)
@@ -78,10 +97,7 @@ local function write_queue(q)
     names[#names + 1] = gid
   end
   if #names > 0 then in_parts('ZADD', q.o .. 'lanes', names) end
-  if q.changed then
-    write_stats(q)
-    if not request.cluster then run('SADD', STORE .. 'queues', q.name) end
-  end
+  if q.changed then write_stats(q) end
   log.write(q)
   if q.changed_meta then
     run('HSET', q.o .. 'meta', 'seq', digits(q.seq), 'events', digits(q.last_event), 'turn', string.format('%.17g', q.turn))

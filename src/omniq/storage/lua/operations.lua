@@ -3,8 +3,6 @@ The operations. Every one has two halves: `check` only reads, and answers with a
 cannot be refused. A transaction checks all of its operations and then writes them all, so nothing ever has to be undone.
 ]]
 
-local check, write = {}, {}
-
 local function refuse(kind) return {refused = kind} end
 local function outcome(...) return {outcome = {...}} end
 
@@ -57,6 +55,7 @@ local function held(op)
   local t = of(op)
   if not t then return refuse('TaskNotFound') end
   if t.state ~= 'active' then return already(op, t) or refuse('NotActive') end
+  if t.stored == 'active' and not store.leased(t.q, {t.id})[1] then return refuse('NotActive') end
   if not op.late and t.lock_until_ms <= now then return refuse('LeaseExpired') end
   if t.lease_token ~= op.token then return refuse('TokenMismatch') end
   return t
@@ -158,16 +157,16 @@ function write.enqueue(op)
   local t = {
     q = q, id = op.id, key = job_key(q, op.id), changes = fields, warm = true, moved = false, foreign = false, attempt = 0, timeout_ms = op.lease, gid = op.group,
     created_ms = now, due_ms = due, lock_until_ms = 0, seq = seq, name = op.name, cancel = false, eta_us = eta,
-    interval_us = op.interval_us, result_ttl_us = op.result_ttl_us, dead_queue = op.dead_queue, left = #blockers,
+    interval_us = op.interval_us, ttl_ms = op.ttl, dead_queue = op.dead_queue, left = #blockers,
     idempotency_key = op.key, fingerprint = op.fingerprint, touched = false, deps = false,
   }
   local n = #fields
   fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'attempt', '0', 'created_ms', NOW
   fields[n + 5], fields[n + 6], fields[n + 7], fields[n + 8] = 'queued_ms', NOW, 'updated_ms', NOW
-  fields[n + 9], fields[n + 10], fields[n + 11], fields[n + 12] = 'own', NOW, 'seq', digits(seq)
-  fields[n + 13], fields[n + 14], fields[n + 15], fields[n + 16] = 'due_ms', due == now and NOW or digits(due), 'failed_ms', ''
-  fields[n + 17], fields[n + 18], fields[n + 19], fields[n + 20] = 'first_started_ms', '', 'last_started_ms', ''
-  fields[n + 21], fields[n + 22] = 'completed_ms', ''
+  fields[n + 9], fields[n + 10], fields[n + 11], fields[n + 12] = 'due_ms', digits(due), 'failed_ms', ''
+  fields[n + 13], fields[n + 14], fields[n + 15], fields[n + 16] = 'first_started_ms', '', 'last_started_ms', ''
+  fields[n + 17], fields[n + 18], fields[n + 19] = 'completed_ms', '', 'o'
+  fields[n + 20] = store.origin(NOW, digits(seq), op.ttl, op.name, op.fingerprint, op.options)
   if eta then set(t, 'eta_us', eta) end
   cache[slot(q, op.id)] = t
   touch(t)

@@ -33,8 +33,9 @@ end
 -- Leases a task that was popped from its lane and adds all its fields to the answer. Nil for an id without a waiting task: it
 -- was removed by others, or pushed twice.
 local function lease(q, id, op, tasks)
+  local known = cache[slot(q, id)]
   local values = run('HMGET', q.job .. id, unpack(PLAIN))
-  if values[1] ~= 'wait' then
+  if values[1] ~= 'wait' or (known and known.state ~= 'wait') then
     if not values[1] then run('ZREM', q.base .. 'idx:wait', id) end
     q.changed = true
     return nil
@@ -62,10 +63,11 @@ local function lease(q, id, op, tasks)
   set(t, 'updated_ms', NOW)
   lanes.take(t)
   log.note(t, 'started')
-  local changes = t.changes
-  for i = 1, #changes, 2 do
-    local place = INDEX[changes[i]]
-    if place then values[place] = changes[i + 1] end
+  local places = {}
+  for i, field in ipairs(FIELDS) do places[field] = i end
+  for i = 1, #t.changes, 2 do
+    local place = places[t.changes[i]]
+    if place then values[place] = t.changes[i + 1] end
   end
   tasks[#tasks + 1] = {q.name, values}
   return t
@@ -148,7 +150,7 @@ function machine.reserve(op)
   store.flush()
   if request.again then
     local tasks = held_under(op)
-    if #tasks > 0 then return {{}, -1, tasks} end
+    if #tasks > 0 then return {{}, -1, tasks, now} end
   end
   op.worker = op.worker or ''
   local tasks, paused, left, next_at = {}, {}, op.limit, -1
@@ -169,5 +171,5 @@ function machine.reserve(op)
       if first and (next_at < 0 or tonumber(first) < next_at) then next_at = tonumber(first) end
     end
   end
-  return {paused, next_at, tasks}
+  return {paused, next_at, tasks, now}
 end

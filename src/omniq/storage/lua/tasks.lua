@@ -6,35 +6,25 @@ lanes; `store.flush` writes them with few, variadic commands. It runs at the end
 ]]
 
 local store, lanes, log, machine = {}, {}, {}, {}
+local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of operation
 local cache, touched = {}, {}
 
 -- The fields of a task, as the answer to `Reserve` gives them. Most operations need only the first of them; the next ones are
--- read when they are asked for.
+-- read when they are asked for. `o` holds what never changes of a task of ours, see `store.origin`.
 local FIELDS = {
-  'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'lock_until_ms', 'lease_token', 'last_started_ms', 'own',
-  'name', 'worker', 'cancel', 'ended_by', 'result_ttl_us', 'deps', 'first_started_ms', 'seq',
-  'eta_us', 'interval_us', 'dead_queue', 'left', 'edges', 'idempotency_key', 'fingerprint',
+  'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'lock_until_ms', 'lease_token', 'last_started_ms', 'o',
+  'worker', 'cancel', 'ended_by', 'deps', 'first_started_ms',
+  'eta_us', 'interval_us', 'dead_queue', 'left', 'edges', 'idempotency_key',
   'id', 'payload', 'max_attempts', 'backoff_ms', 'updated_ms', 'completed_ms', 'failed_ms', 'last_error', 'last_error_ms',
-  'encoding', 'headers', 'origin', 'timeout_us', 'backoff', 'blocked_by', 'error', 'progress', 'finished_ms', 'auto', 'foreign',
+  'headers', 'blocked_by', 'error', 'progress', 'finished_ms', 'foreign',
 }
-local HOT, KNOWN = 18, 25
--- What a plain task has of them: the answer to `Reserve` in the common case. `more` marks a task that has others too.
+local HOT, KNOWN = 15, 21
+-- What a plain task has of them before its first lease. `more` marks a task that has others too. The answer has the end of the
+-- lease in the place of the state.
 local PLAIN = {
-  'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'lock_until_ms', 'lease_token', 'last_started_ms', 'own',
-  'name', 'worker', 'cancel', 'ended_by', 'result_ttl_us', 'deps', 'first_started_ms', 'seq',
-  'more', 'updated_ms', 'id', 'payload', 'max_attempts', 'fingerprint', 'timeout_us', 'backoff', 'auto',
+  'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'more', 'first_started_ms', 'o', 'id', 'payload', 'max_attempts',
 }
-local INDEX, COLD = {}, {}
-for i, field in ipairs(FIELDS) do
-  INDEX[field] = i
-  if i > HOT and i <= KNOWN then COLD[field] = true end
-end
-local PRIVATE = {
-  'name', 'worker', 'cancel', 'ended_by', 'eta_us', 'interval_us', 'result_ttl_us', 'dead_queue', 'left', 'edges',
-  'idempotency_key', 'fingerprint', 'encoding', 'headers', 'origin', 'timeout_us', 'backoff', 'blocked_by', 'error', 'progress',
-  'finished_ms', 'auto',
-}
-
+local COLD = {eta_us = true, interval_us = true, dead_queue = true, left = true, edges = true, idempotency_key = true}
 -- The sorted sets that a task is in, by state.
 local MEMBER = {
   wait = {'idx:wait'},
@@ -70,14 +60,28 @@ local function clear(t, field)
   set(t, field, '')
 end
 
+-- "created_ms seq ttl_ms name_bytes fingerprint_bytes ", the name, the fingerprint, further options as JSON. The first number
+-- says whose task it is: another client that publishes the id again writes another `created_ms` beside it.
+function store.origin(created_ms, seq, ttl_ms, name, fingerprint, options)
+  return created_ms .. ' ' .. seq .. ' ' .. (ttl_ms and TEXT[ttl_ms] or '-') .. ' ' .. TEXT[#name] .. ' ' .. TEXT[#fingerprint]
+    .. ' ' .. name .. fingerprint .. options
+end
+
+-- created_ms, seq, ttl_ms or nil, name, fingerprint
+function store.read_origin(o)
+  local own, seq, ttl, n, f, at = string.match(o, '^(%d+) (%d+) (%S+) (%d+) (%d+) ()')
+  n, f = at + n, at + n + f
+  return own, seq, ttl ~= '-' and tonumber(ttl) or nil, string.sub(o, at, n - 1), string.sub(o, n, f - 1)
+end
+
 local function warm(t, v, from)
   t.warm = true
   if t.foreign then
-    t.left, t.fingerprint = 0, ''
+    t.left = 0
     return
   end
   t.eta_us, t.interval_us, t.dead_queue, t.left = text(v[from + 1]), text(v[from + 2]), text(v[from + 3]), number(v[from + 4])
-  t.edges, t.idempotency_key, t.fingerprint = text(v[from + 5]), text(v[from + 6]), v[from + 7] or ''
+  t.edges, t.idempotency_key = text(v[from + 5]), text(v[from + 6])
 end
 
 local Task = {
@@ -92,20 +96,21 @@ local Task = {
 
 -- A task from the values of its first fields.
 function store.shape(q, id, key, v)
-  local created = v[5]
   local t = {
     q = q, id = id, key = key, changes = {}, state = v[1], stored = v[1], attempt = number(v[2]), timeout_ms = number(v[3]),
-    gid = text(v[4]), created_ms = number(created), due_ms = number(v[6]), lock_until_ms = number(v[7]),
-    lease_token = text(v[8]), last_started_ms = text(v[9]), deps = v[16] == '1', first_started_ms = text(v[17]),
-    touched = false, moved = false, cancel = false,
+    gid = text(v[4]), created_ms = number(v[5]), due_ms = number(v[6]), lock_until_ms = number(v[7]),
+    lease_token = text(v[8]), last_started_ms = text(v[9]), deps = v[14] == '1', first_started_ms = text(v[15]),
+    touched = false, moved = false, cancel = false, foreign = true, seq = 0, fingerprint = '',
   }
   if t.due_ms == 0 then t.due_ms = t.created_ms end
-  if v[10] and v[10] == created then
-    t.foreign = false
-    t.name, t.worker, t.cancel, t.ended_by, t.result_ttl_us = v[11] or '*', text(v[12]), v[13] == '1', text(v[14]), text(v[15])
-    t.seq = number(v[18])
-  else
-    t.foreign, t.was_ours, t.seq = true, v[10], 0
+  if v[10] then
+    local own, seq, ttl_ms, name, fingerprint = store.read_origin(v[10])
+    if own == v[5] then
+      t.foreign, t.seq, t.ttl_ms, t.name, t.fingerprint = false, number(seq), ttl_ms, name, fingerprint
+      t.worker, t.cancel, t.ended_by = text(v[11]), v[12] == '1', text(v[13])
+    else
+      t.was_ours = true
+    end
   end
   if #v > HOT then warm(t, v, HOT) end
   cache[slot(q, id)] = t
@@ -185,14 +190,16 @@ function store.adopt(t)
   t.name = type(name) == 'string' and name ~= '' and #name <= 1024 and name or '*'
   t.seq = next_seq(q)
   if t.was_ours then
-    for _, field in ipairs(PRIVATE) do set(t, field, '') end
+    for _, field in ipairs({
+      'worker', 'cancel', 'ended_by', 'eta_us', 'interval_us', 'dead_queue', 'left', 'edges', 'idempotency_key', 'headers',
+      'blocked_by', 'error', 'progress', 'finished_ms', 'more',
+    }) do set(t, field, '') end
     run('DEL', end_key(q, t.id), q.o .. 'res:' .. t.id)
     for _, name in ipairs({'done', 'cancelled', 'results'}) do run('ZREM', q.o .. name, t.id) end
   end
-  set(t, 'own', digits(t.created_ms))
-  set(t, 'created_ms', digits(t.created_ms))
-  set(t, 'seq', digits(t.seq))
-  set(t, 'name', t.name)
+  local created = digits(t.created_ms)
+  set(t, 'o', store.origin(created, digits(t.seq), nil, t.name, '', '{}'))
+  set(t, 'created_ms', created)
   set(t, 'foreign', '1')
   run('ZADD', q.o .. 'tasks', digits(t.seq), t.id)
   if t.gid then q.lanes[t.gid] = true end
@@ -218,6 +225,18 @@ function store.drop(t, with_key)
   touch(t)
 end
 
+-- The ends of these tasks' leases. A hash may say that its task runs when others have ended the lease.
+function store.leased(q, ids)
+  if q.add.active then store.flush() end -- what this call has leased before
+  local found = {}
+  for i = 1, #ids, PART do
+    for _, score in ipairs(run('ZMSCORE', q.base .. 'active', unpack(ids, i, math.min(i + PART - 1, #ids)))) do
+      found[#found + 1] = score
+    end
+  end
+  return found
+end
+
 -- -- results and keys ----------------------------------------------------------------------------
 
 -- `stays`: the result lives as long as its dead letter.
@@ -226,7 +245,8 @@ function store.save_result(t, code, result, stays, ttl_ms)
   local failure = result.error or ''
   local data, name = result.data, t.name
   local value = table.concat({
-    code, NOW, t.attempt, t.last_started_ms or '-', digits(t.created_ms), #name, #failure, data and 1 or 0, result.encoding or 'json',
+    TEXT[code], NOW, TEXT[t.attempt], t.last_started_ms or '-', digits(t.created_ms), TEXT[#name], TEXT[#failure],
+    data and '1' or '0', result.encoding or 'json',
   }, ' ') .. '\n' .. name .. failure .. (data or '')
   if stays then
     run('SET', key, value)

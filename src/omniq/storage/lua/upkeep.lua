@@ -6,8 +6,7 @@ into our books and carries on where they ended one of our tasks.
 ]]
 
 local SLACK_MS = 2000 -- clocks of other clients stamp the indexes
-
-local upkeep = {}
+local FOLLOW_LIMIT = 200 -- entries of an index that one sweep looks at
 
 function upkeep.promote(op)
   return machine.promote(queue(op.queue), op.limit)
@@ -41,7 +40,7 @@ local function settle_completed(t)
   local q = t.q
   store.adopt(t)
   store.flush()
-  t.expires_ms = now + (t.result_ttl_us and math.ceil(t.result_ttl_us / 1000) or DEFAULT_TTL_MS)
+  t.expires_ms = now + (t.ttl_ms or DEFAULT_TTL_MS)
   set(t, 'finished_ms', NOW)
   store.save_result(t, CODE.completed, {ends = true}, false, t.expires_ms - now)
   log.note(t, 'succeeded', '{"foreign":true}')
@@ -61,7 +60,7 @@ local function settle_failed(t)
   end
   set(t, 'finished_ms', NOW)
   set(t, 'error', failure or '')
-  local ttl_ms = t.result_ttl_us and math.ceil(t.result_ttl_us / 1000) or DEFAULT_TTL_MS
+  local ttl_ms = t.ttl_ms or DEFAULT_TTL_MS
   if not to or ttl_ms > 0 then store.save_result(t, CODE.failed, {error = failure, ends = not to}, not to, ttl_ms) end
   local data = failure and log.with(nil, 'error', log.brief(failure)) or nil
   log.note(t, 'failed', log.with(to and log.with(data, 'to_queue', cjson.encode(to)) or data, 'foreign', 'true'))
@@ -179,7 +178,7 @@ function upkeep.sweep(op)
   local q = queue(op.queue)
   local moved = go_on(q, op.limit)
   if moved >= op.limit then return moved end
-  moved = moved + follow_others(q, op.limit)
+  moved = moved + follow_others(q, math.min(op.limit, FOLLOW_LIMIT))
   store.flush()
   if run('EXISTS', q.o .. 'blocked') == 1 then moved = moved + ask_blockers(q, 200) end
   return moved + bury_ghosts(q)
