@@ -263,8 +263,8 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
         self._pace()
 
-    def sent(self) -> bool:
-        return self._transport.get_write_buffer_size() == 0
+    def unsent(self) -> int | None:
+        return None if self._transport.is_closing() else self._transport.get_write_buffer_size()
 
     def close(self) -> None:
         if not self._closing:

@@ -32,15 +32,15 @@ MAX_UNANSWERED = 1000  # commands of one connection that the store has not answe
 MAX_COUNT = 1000
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 UNAUTHENTICATED_LINE = 4096
-SENT_S = 0.002  # an event loop may send what it was given a moment later
+SENT_S = 0.005  # an event loop may send what it was given a moment later
 
 
 class Wire(Protocol):
     """What a session needs of its connection."""
 
     def send(self, data: bytes) -> None: ...
-    def sent(self) -> bool:
-        """Whether everything has left this process."""
+    def unsent(self) -> int | None:
+        """How many bytes have not left this process; None when nobody knows any more."""
         ...
 
     def close(self) -> None: ...
@@ -76,7 +76,9 @@ class Session:
         self._ended = False  # the client sends nothing more
         self._leaving = False  # QUIT was answered
         self.gone = False
-        self._unsent: set[int] = set()  # tasks whose reply has not left this process yet
+        self._said = 0  # bytes of all replies so far
+        self._unsent: deque[tuple[int, int]] = deque()  # where the reply of a fetched task ends, and its number
+        self._watching = False
         self._late: set[int] = set()  # tasks given to a client that had already stopped sending
         self._atomic: Atomic | None = None
         self._waiter: Waiter | None = None
@@ -140,7 +142,7 @@ class Session:
     def congest(self, full: bool) -> None:
         self._full = full
         if not full:
-            self._unsent.clear()
+            self._note_sent()
             self.go_on()
 
     def lost(self) -> None:
@@ -154,7 +156,7 @@ class Session:
             self._waiter = None
         self._inbox.clear()
         self._atomic = None
-        unseen = self._unsent | self._late
+        unseen = {number for _, number in self._unsent} | self._late
         self.give_back("the connection was lost", unseen)
 
     def give_back(self, reason: str, unseen: set[int] | None = None) -> None:
@@ -197,6 +199,7 @@ class Session:
             return
         self._stop_timer()
         lines: list[bytes] = []
+        taken: list[int] = []
         size = 0
         for number, task in tasks:
             payload = task.payload
@@ -209,14 +212,16 @@ class Session:
             lines.append(protocol.task(number, task.queue, task.name, payload, task.attempts - 1))
             task.payload = None
             self.held[number] = task
-            self._unsent.add(number)
-            if self._ended:
-                self._late.add(number)
+            taken.append(number)
+        if self._ended:
+            self._late.update(taken)
         if self._fetch[0]:
             self._say(protocol.fetched_many(lines))
+            self._unsent.extend((self._said, number) for number in taken)
         else:
-            self._out += [protocol.fetched(line) for line in lines]
-            self._tally.replies["OK"] += len(lines)
+            for number, line in zip(taken, lines, strict=True):
+                self._say(protocol.fetched(line))
+                self._unsent.append((self._said, number))
         self._tally.requests["FETCH"] += 1 if self._fetch[0] else len(lines)
         if self._fetch[0] or not waiter.want:
             self._end_waiting()
@@ -333,6 +338,7 @@ class Session:
     def _end_waiting(self, replies: bytes = b"") -> None:
         if replies:
             self._out.append(replies)
+            self._said += len(replies)
             word = replies.partition(b" ")[0].decode()
             self._tally.replies[word] += replies.count(b"\n")
         self._stop_timer()
@@ -388,7 +394,7 @@ class Session:
         self._busy = True
 
         def leave() -> None:
-            self.give_back("the client sent QUIT", self._unsent)
+            self.give_back("the client sent QUIT")
             self._add(Then(self, answer))
 
         def answer() -> None:
@@ -496,19 +502,33 @@ class Session:
 
     def _say(self, line: bytes) -> None:
         self._out.append(line)
+        self._said += len(line)
         self._tally.replies[line[: line.index(b" ")].decode()] += 1
 
     def _flush(self) -> None:
         if self._out and not self.gone:
             self._wire.send(self._out[0] if len(self._out) == 1 else b"".join(self._out))
             self._out.clear()
-            if self._unsent and not self._note_sent():
-                asyncio.get_running_loop().call_later(SENT_S, self._note_sent)
+            if self._unsent:
+                self._note_sent()
 
-    def _note_sent(self) -> bool:
-        if self._unsent and not self.gone and self._wire.sent():
-            self._unsent.clear()
-        return not self._unsent
+    def _note_sent(self) -> None:
+        """Find out which fetched tasks the client can have seen, as long as that can be found out."""
+        waiting = self._unsent
+        if not waiting or self._out:
+            return
+        left = None if self.gone else self._wire.unsent()
+        if left is None:
+            return
+        while waiting and waiting[0][0] <= self._said - left:
+            waiting.popleft()
+        if waiting and not self._watching:
+            self._watching = True
+            asyncio.get_running_loop().call_later(SENT_S, self._watch_sending)
+
+    def _watch_sending(self) -> None:
+        self._watching = False
+        self._note_sent()
 
     _handlers: ClassVar[dict[type[protocol.Command], Callable[[Session, Any, bytes], None]]] = {
         protocol.Ping: _ping,
