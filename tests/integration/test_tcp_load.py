@@ -117,3 +117,19 @@ play(address, [fetch_and_ack(line, 50, 1) for _ in range(4)])
     subprocess.run([sys.executable, "-c", script, str(server.port)], cwd=repository, check=True, timeout=60)
     with Peer(server.address) as peer:
         assert '"name":"bench","ready":200,"delayed":0,"to_ack":0' in peer.ask("INFO")
+
+
+def test_a_client_that_reads_nothing_misses_its_heartbeat(tmp_path: Path) -> None:
+    server = ServerProcess("memory://", tmp_path, ["--heartbeat", "500ms", "--metrics-port", "0"]).ready()
+    try:
+        with Peer(server.address, deaf=True) as deaf, Peer(server.address) as witness:
+            for _ in range(30):
+                deaf.socket.settimeout(0.2)
+                try:
+                    deaf.write(b"NOPE\n" * 50_000)
+                except TimeoutError:
+                    break
+            wait_for(lambda: witness.ask("PING") == "PONG {}" and server.metric("omniq_server_missed_heartbeats_total") == 1)
+            wait_for(lambda: witness.ask("PING") == "PONG {}" and server.metric("masenko_clients_total") == 1)
+    finally:
+        server.end()

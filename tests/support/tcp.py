@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -75,6 +76,10 @@ class ServerProcess:
     @property
     def metrics_port(self) -> int:
         return int(re.findall(r"metrics on \S+:(\d+)", self.errors)[0])
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/", timeout=30) as page:
+            return next(float(line.split()[1]) for line in page.read().decode().splitlines() if line.startswith(f"{name} "))
 
     @property
     def address(self) -> tuple[str, int]:

@@ -128,12 +128,12 @@ class Server:
         limit = self.options.heartbeat
         while True:
             for session, connection in list(self.connections.items()):
-                if session.silent_s > limit and not session.gone:
+                if session.silent_s() > limit and not session.gone:
                     self.tally.missed_heartbeats += 1
                     session.dismiss(protocol.NO_HEARTBEAT)
                     session.lost()
                     self._loop.call_later(limit, connection.abort)  # whoever does not even read is not waited for
-            longest = max((session.silent_s for session in self.connections if not session.gone), default=0.0)
+            longest = max((session.silent_s() for session in self.connections if not session.gone), default=0.0)
             await asyncio.sleep(max(min(limit - longest, limit / 8), limit / 200, 0.002))
 
     def _info(self) -> WorkerInfo:

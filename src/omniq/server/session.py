@@ -29,6 +29,7 @@ from omniq.server.waiting import Line, Waiter
 log = logging.getLogger("omniq.server")
 
 MAX_UNANSWERED = 1000  # commands of one connection that the store has not answered yet
+MAX_AT_ONCE = 1000  # commands of one connection before others get their turn
 MAX_COUNT = 1000
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 UNAUTHENTICATED_LINE = 4096
@@ -73,6 +74,7 @@ class Session:
         self._unanswered = 0
         self._busy = False  # a command is under way that the next one must wait for
         self._full = False  # the client does not read what it is sent
+        self._backlog = 0
         self._ended = False  # the client sends nothing more
         self._leaving = False  # QUIT was answered
         self.gone = False
@@ -99,14 +101,16 @@ class Session:
         """Whether nothing more should be read for now."""
         return len(self._inbox) > MAX_UNANSWERED or (self._full and bool(self._inbox))
 
-    @property
-    def waiting(self) -> bool:
-        return self._waiter is not None
-
-    @property
     def silent_s(self) -> float:
-        """How long it has been silent although nothing of it is under way."""
-        return 0.0 if self._busy or self._unanswered or self._inbox else self._now() - self.heard_at
+        """How long it has been silent although nothing of it is under way. Who reads nothing is silent too."""
+        if self._full:
+            left = self._wire.unsent() or 0
+            if left < self._backlog:
+                self.heard_at = self._now()
+            self._backlog = left
+        elif self._busy or self._unanswered or self._inbox:
+            return 0.0
+        return self._now() - self.heard_at
 
     @property
     def idle(self) -> bool:
@@ -140,7 +144,7 @@ class Session:
         return True
 
     def congest(self, full: bool) -> None:
-        self._full = full
+        self._full, self._backlog = full, 0
         if not full:
             self._note_sent()
             self.go_on()
@@ -242,8 +246,13 @@ class Session:
 
     def go_on(self) -> None:
         inbox = self._inbox
+        handled = 0
         while inbox and not (self._busy or self._full or self._leaving or self.gone) and self._unanswered < MAX_UNANSWERED:
             self._handle(inbox.popleft())
+            handled += 1
+            if handled == MAX_AT_ONCE:
+                asyncio.get_running_loop().call_soon(self.go_on)
+                break
         self._flush()
         if self._leaving or (self._ended and not inbox):
             self._leave()
@@ -292,8 +301,7 @@ class Session:
     def _start_fetch(self, fetch: protocol.Fetch, line: bytes) -> None:
         options = self._options
         timeout_ns = options.heartbeat_ns // 2 if fetch.timeout_ns is None else fetch.timeout_ns
-        if timeout_ns > options.heartbeat_ns:
-            raise ProtocolError(f"timeout must be smaller than the heartbeat frequency {format_duration(options.heartbeat_ns)}")
+        self._check_timeout(timeout_ns)
         if fetch.count is not None and fetch.count > MAX_COUNT:
             raise ProtocolError(f"count must be at most {MAX_COUNT}")
         if self._house.stopping:
