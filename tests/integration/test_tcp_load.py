@@ -133,3 +133,17 @@ def test_a_client_that_reads_nothing_misses_its_heartbeat(tmp_path: Path) -> Non
             wait_for(lambda: witness.ask("PING") == "PONG {}" and server.metric("masenko_clients_total") == 1)
     finally:
         server.end()
+
+
+def test_a_slow_reader_gets_every_reply_once(server: ServerProcess) -> None:
+    payload = "x" * 50_000
+    with Peer(server.address, deaf=True) as peer:
+        for n in range(100):
+            assert peer.ask(f'PUSH {{"name":"x","payload":"{n}-{payload}"}}').startswith("OK")
+        peer.send(*["FETCH"] * 100, *["PING"] * 3000, "INFO")
+        time.sleep(0.3)
+        for n in range(100):
+            assert f'"payload":"{n}-x' in peer.recv()[:80]
+        assert {peer.recv() for _ in range(3000)} == {"PONG {}"}
+        assert '"to_ack":100' in peer.recv()
+        assert peer.silent_for(0.1)

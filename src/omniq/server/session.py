@@ -44,6 +44,10 @@ class Wire(Protocol):
         """How many bytes have not left this process; None when nobody knows any more."""
         ...
 
+    def pace(self) -> None:
+        """Read on, or no more for now, as `congested` says."""
+        ...
+
     def close(self) -> None: ...
     def set_line_limit(self, limit: int) -> None: ...
 
@@ -145,7 +149,9 @@ class Session:
 
     def congest(self, full: bool) -> None:
         self._full, self._backlog = full, 0
-        if not full:
+        if full:
+            self._wire.pace()
+        else:
             self._note_sent()
             self.go_on()
 
@@ -254,6 +260,7 @@ class Session:
                 asyncio.get_running_loop().call_soon(self.go_on)
                 break
         self._flush()
+        self._wire.pace()
         if self._leaving or (self._ended and not inbox):
             self._leave()
 
@@ -515,8 +522,9 @@ class Session:
 
     def _flush(self) -> None:
         if self._out and not self.gone:
-            self._wire.send(self._out[0] if len(self._out) == 1 else b"".join(self._out))
+            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
             self._out.clear()
+            self._wire.send(data)
             if self._unsent:
                 self._note_sent()
 
