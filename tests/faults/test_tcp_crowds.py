@@ -45,13 +45,13 @@ def test_ten_thousand_connections_fetch_and_leave(tmp_path: Path, store: str) ->
         with Peer(server.address) as peer:
             assert peer.ask("PING", within_s=5) == "PONG {}"
             crowd.do("fetch")
-            until(lambda: metric(server, "omniq_server_waiting_fetches") == CROWD, "all to wait", 60)
+            until(lambda: server.metric("omniq_server_waiting_fetches") == CROWD, "all to wait", 60)
             for _ in range(20):
                 assert peer.ask('PUSH {"name":"x","queue":"many","retry":0,"deadqueue":"many-dead"}').startswith("OK")
-            until(lambda: metric(server, "omniq_server_held_tasks") == 20, "twenty to be served", 30)
+            until(lambda: server.metric("omniq_server_held_tasks") == 20, "twenty to be served", 30)
             begun = time.monotonic()
             crowd.do("close")
-            until(lambda: metric(server, "masenko_clients_total") == 1, "all to be gone", 60)
+            until(lambda: server.metric("masenko_clients_total") == 1, "all to be gone", 60)
             assert time.monotonic() - begun < 30
             assert peer.ask("PING", within_s=5) == "PONG {}"
             until(lambda: '"name":"many-dead","ready":20' in peer.ask("INFO"), "the held tasks to have failed", 10)
@@ -60,13 +60,6 @@ def test_ten_thousand_connections_fetch_and_leave(tmp_path: Path, store: str) ->
     finally:
         crowd.end()
         server.end()
-
-
-def metric(server: ServerProcess, name: str) -> float:
-    import urllib.request
-
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/", timeout=30) as page:
-        return next(float(line.split()[1]) for line in page.read().decode().splitlines() if line.startswith(f"{name} "))
 
 
 def p99_ms(peer: Peer) -> float:

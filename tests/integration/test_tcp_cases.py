@@ -41,7 +41,7 @@ def named(case: Case) -> str:
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("case", [c for c in CASES if not c.own_server], ids=named)
 def test_a_case_holds(case: Case, store: str, servers: Servers) -> None:
-    CaseRun(case, servers[store, case.options], f"case-{CASES.index(case)}").play()
+    CaseRun(case, servers[store, case.options], STORES[store], f"case-{CASES.index(case)}").play()
 
 
 @pytest.mark.parametrize("store", [name for name, store in STORES.items() if store.durable])
@@ -49,7 +49,7 @@ def test_a_case_holds(case: Case, store: str, servers: Servers) -> None:
 def test_a_case_with_a_server_of_its_own_holds(case: Case, store: str, tmp_path: Path) -> None:
     server = ServerProcess(STORES[store].url(tmp_path), tmp_path, case.options).ready()
     try:
-        CaseRun(case, server, "case").play()
+        CaseRun(case, server, STORES[store], "case").play()
         assert "Traceback" not in server.errors
     finally:
         server.end()

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,12 +25,18 @@ class Store(msgspec.Struct, frozen=True):
 
     url: Callable[[Path], str]
     durable: bool
+    tear: Callable[[Path], None] = lambda folder: None  # leave what a write that was cut off leaves
+
+
+def _tear_sqlite(folder: Path) -> None:
+    with (folder / "queue.db-wal").open("ab") as log:
+        log.write(os.urandom(5000))
 
 
 # Whoever adds a driver adds a line here, and all cases run on it.
 STORES = {
     "memory": Store(lambda folder: "memory://", durable=False),
-    "sqlite": Store(lambda folder: f"sqlite:///{folder}/queue.db?durability=process", durable=True),
+    "sqlite": Store(lambda folder: f"sqlite:///{folder}/queue.db?durability=process", True, _tear_sqlite),
 }
 
 
@@ -70,6 +77,10 @@ class ServerProcess:
     def metrics_port(self) -> int:
         return int(re.findall(r"metrics on \S+:(\d+)", self.errors)[0])
 
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/", timeout=30) as page:
+            return next(float(line.split()[1]) for line in page.read().decode().splitlines() if line.startswith(f"{name} "))
+
     @property
     def address(self) -> tuple[str, int]:
         return "127.0.0.1", self.port
@@ -104,8 +115,12 @@ def environment() -> dict[str, str]:
 class Peer:
     """A client as bare as netcat."""
 
-    def __init__(self, address: tuple[str, int], timeout_s: float = WAIT_S) -> None:
-        self.socket = socket.create_connection(address, timeout_s)
+    def __init__(self, address: tuple[str, int], timeout_s: float = WAIT_S, deaf: bool = False) -> None:
+        self.socket = socket.socket()
+        self.socket.settimeout(timeout_s)
+        if deaf:  # the system takes little for a client that does not read
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.socket.connect(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = b""
         self.ended = False

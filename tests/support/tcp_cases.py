@@ -11,7 +11,8 @@
     client-a recv within 300ms …       not later than that
     client-a close | shut | reset      leave; stop sending; break the connection
     client-a recv CLOSED               the server has closed the connection
-    server kill | restart | term       SIGKILL; start again on the same store and port; SIGTERM, and wait for its end
+    server kill | restart | term       SIGKILL; start again on the same store and port; SIGTERM
+    server tear | ended                a write of the killed server was cut off; it has ended in good order
     wait 1s                            let time pass (only where time itself is the subject)
 
 `{q}` is a queue name of this case's own, `{x*100}` a hundred x, `{transaction*9}` nine pushes between ATOMIC and DONE,
@@ -30,7 +31,7 @@ from pathlib import Path
 import msgspec
 
 from omniq.durations import parse_duration
-from support.tcp import Peer, ServerProcess
+from support.tcp import Peer, ServerProcess, Store
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -75,8 +76,8 @@ def read_cases(folder: Path) -> list[Case]:
 class CaseRun:
     """Plays a case against a server."""
 
-    def __init__(self, case: Case, server: ServerProcess, queue: str) -> None:
-        self._case, self._server, self._queue = case, server, queue
+    def __init__(self, case: Case, server: ServerProcess, store: Store, queue: str) -> None:
+        self._case, self._server, self._store, self._queue = case, server, store, queue
         self._peers: dict[str, Peer] = {}
         self._numbers: dict[str, int] = {}
 
@@ -108,6 +109,8 @@ class CaseRun:
             self._server.restart()
         elif what == "term":
             self._server.signal(signal.SIGTERM)
+        elif what == "tear":
+            self._store.tear(self._server.folder)
         else:
             assert what == "ended", f"a server cannot {what!r}"
             assert self._server.popen.wait(10) == 0, self._server.errors

@@ -70,6 +70,7 @@ async def _serve(storage: BaseStorage, options: ServeOptions, settings: Settings
 
 def _say_where(server: Server, shown: str) -> None:
     host, port = server.address
+    host = f"[{host}]" if ":" in host else host
     tls = " with TLS" if server.options.tls_cert is not None else ""
     metrics = "" if server.metrics_port is None else f", metrics on {server.options.metrics_host}:{server.metrics_port}"
     print(f"omniq: listening on {host}:{port}{tls}{metrics}, store {shown}", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from omniq.client import requests
 from omniq.client.requests import Commands, Held, Request
-from omniq.client.wire import MAX_REPLY, UNSET, FetchedTask, PushOptions, QueueInfo, TaskOutcome, read_reply
+from omniq.client.wire import MAX_REPLY, UNSET, FetchedTask, PushOptions, QueueInfo, TaskOutcome, read_reply, tune
 from omniq.errors import ConnectionLost, ServerStopping
 
 T = TypeVar("T")
@@ -178,6 +178,7 @@ class AsyncClient:
             self._streams = await asyncio.open_connection(
                 self._host, self._port, limit=MAX_REPLY, ssl=self._tls, server_hostname=name
             )
+            tune(self._streams[1].get_extra_info("socket"))
         if self._token is not None:
             await self._exchange(requests.auth(self._token))
 

@@ -22,8 +22,10 @@ from omniq.errors import (
     ServerStopping,
     TaskNotAcquired,
 )
+from omniq.serialization import MsgspecSerializer
 
 UNSET: Any = msgspec.UNSET
+_serializer = MsgspecSerializer()
 MAX_REPLY = 64 * 1024 * 1024
 
 
@@ -61,10 +63,19 @@ def connect(host: str, port: int, timeout_s: float, context: ssl.SSLContext | No
     """A connected socket. Raises `ConnectionLost`, also for a certificate that is not trusted."""
     try:
         plain = socket.create_connection((host, port), timeout_s)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(plain)
         return plain if context is None else context.wrap_socket(plain, server_hostname=host)
     except OSError as exc:
         raise ConnectionLost(f"cannot connect to {host}:{port}: {exc.strerror or exc}") from exc
+
+
+def tune(connection: Any) -> None:
+    """Send small lines at once, and notice within a minute that the other machine is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def tls_context(ca_file: str | None) -> ssl.SSLContext:
@@ -75,14 +86,11 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 def command(verb: str, body: Mapping[str, Any] | None = None) -> bytes:
-    """A line. What the body says is given as JSON; an attribute that is None is left out, but not a payload."""
+    """A line; attributes that are UNSET are left out. Raises `SerializationError` for what is no JSON."""
     if body is None:
         return verb.encode() + b"\n"
     given = {name: value for name, value in body.items() if value is not UNSET}
-    try:
-        return verb.encode() + b" " + msgspec.json.encode(given) + b"\n"
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise Invalid(f"{verb}: this cannot be sent as JSON: {exc}") from exc
+    return verb.encode() + b" " + _serializer.encode(given) + b"\n"
 
 
 class PushOptions(TypedDict, total=False):

@@ -100,6 +100,7 @@ class Engine:
                 await self._turn()
             except Exception:  # a mistake of ours; the server goes on
                 log.exception("a turn failed")
+            await asyncio.sleep(0)  # a store in memory never waits: let others be heard between turns
 
     # -- one turn ----------------------------------------------------------------------------------
 

@@ -128,12 +128,12 @@ class Server:
         limit = self.options.heartbeat
         while True:
             for session, connection in list(self.connections.items()):
-                if session.silent_s > limit and not session.gone:
+                if session.silent_s() > limit and not session.gone:
                     self.tally.missed_heartbeats += 1
                     session.dismiss(protocol.NO_HEARTBEAT)
                     session.lost()
                     self._loop.call_later(limit, connection.abort)  # whoever does not even read is not waited for
-            longest = max((session.silent_s for session in self.connections if not session.gone), default=0.0)
+            longest = max((session.silent_s() for session in self.connections if not session.gone), default=0.0)
             await asyncio.sleep(max(min(limit - longest, limit / 8), limit / 200, 0.002))
 
     def _info(self) -> WorkerInfo:
@@ -219,7 +219,6 @@ class Connection(asyncio.Protocol):
         lines = self._lines.feed(data)
         if lines:
             session.receive(lines)
-            self._pace()
 
     def eof_received(self) -> bool:
         if self._session is None:
@@ -230,12 +229,10 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         if self._session is not None:
             self._session.congest(True)
-            self._pace()
 
     def resume_writing(self) -> None:
         if self._session is not None:
             self._session.congest(False)
-            self._pace()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -244,7 +241,13 @@ class Connection(asyncio.Protocol):
             self._server.connections.pop(session, None)
             session.lost()
 
-    def _pace(self) -> None:
+    # -- what the session asks ---------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        self._server.tally.bytes_out += len(data)
+        self._transport.write(data)
+
+    def pace(self) -> None:
         """Read no faster than the commands are carried out."""
         session = self._session
         if session is None or self._closing or self._transport.is_closing():
@@ -256,15 +259,8 @@ class Connection(asyncio.Protocol):
             self._reading = True
             self._transport.resume_reading()
 
-    # -- what the session asks ---------------------------------------------------------------------
-
-    def send(self, data: bytes) -> None:
-        self._server.tally.bytes_out += len(data)
-        self._transport.write(data)
-        self._pace()
-
-    def sent(self) -> bool:
-        return self._transport.get_write_buffer_size() == 0
+    def unsent(self) -> int | None:
+        return None if self._transport.is_closing() else self._transport.get_write_buffer_size()
 
     def close(self) -> None:
         if not self._closing:

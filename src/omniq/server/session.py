@@ -29,18 +29,23 @@ from omniq.server.waiting import Line, Waiter
 log = logging.getLogger("omniq.server")
 
 MAX_UNANSWERED = 1000  # commands of one connection that the store has not answered yet
+MAX_AT_ONCE = 1000  # commands of one connection before others get their turn
 MAX_COUNT = 1000
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 UNAUTHENTICATED_LINE = 4096
-SENT_S = 0.002  # an event loop may send what it was given a moment later
+SENT_S = 0.005  # an event loop may send what it was given a moment later
 
 
 class Wire(Protocol):
     """What a session needs of its connection."""
 
     def send(self, data: bytes) -> None: ...
-    def sent(self) -> bool:
-        """Whether everything has left this process."""
+    def unsent(self) -> int | None:
+        """How many bytes have not left this process; None when nobody knows any more."""
+        ...
+
+    def pace(self) -> None:
+        """Read on, or no more for now, as `congested` says."""
         ...
 
     def close(self) -> None: ...
@@ -73,10 +78,13 @@ class Session:
         self._unanswered = 0
         self._busy = False  # a command is under way that the next one must wait for
         self._full = False  # the client does not read what it is sent
+        self._backlog = 0
         self._ended = False  # the client sends nothing more
         self._leaving = False  # QUIT was answered
         self.gone = False
-        self._unsent: set[int] = set()  # tasks whose reply has not left this process yet
+        self._said = 0  # bytes of all replies so far
+        self._unsent: deque[tuple[int, int]] = deque()  # where the reply of a fetched task ends, and its number
+        self._watching = False
         self._late: set[int] = set()  # tasks given to a client that had already stopped sending
         self._atomic: Atomic | None = None
         self._waiter: Waiter | None = None
@@ -97,14 +105,16 @@ class Session:
         """Whether nothing more should be read for now."""
         return len(self._inbox) > MAX_UNANSWERED or (self._full and bool(self._inbox))
 
-    @property
-    def waiting(self) -> bool:
-        return self._waiter is not None
-
-    @property
     def silent_s(self) -> float:
-        """How long it has been silent although nothing of it is under way."""
-        return 0.0 if self._busy or self._unanswered or self._inbox else self._now() - self.heard_at
+        """How long it has been silent although nothing of it is under way. Who reads nothing is silent too."""
+        if self._full:
+            left = self._wire.unsent() or 0
+            if left < self._backlog:
+                self.heard_at = self._now()
+            self._backlog = left
+        elif self._busy or self._unanswered or self._inbox:
+            return 0.0
+        return self._now() - self.heard_at
 
     @property
     def idle(self) -> bool:
@@ -138,9 +148,11 @@ class Session:
         return True
 
     def congest(self, full: bool) -> None:
-        self._full = full
-        if not full:
-            self._unsent.clear()
+        self._full, self._backlog = full, 0
+        if full:
+            self._wire.pace()
+        else:
+            self._note_sent()
             self.go_on()
 
     def lost(self) -> None:
@@ -154,7 +166,7 @@ class Session:
             self._waiter = None
         self._inbox.clear()
         self._atomic = None
-        unseen = self._unsent | self._late
+        unseen = {number for _, number in self._unsent} | self._late
         self.give_back("the connection was lost", unseen)
 
     def give_back(self, reason: str, unseen: set[int] | None = None) -> None:
@@ -197,6 +209,7 @@ class Session:
             return
         self._stop_timer()
         lines: list[bytes] = []
+        taken: list[int] = []
         size = 0
         for number, task in tasks:
             payload = task.payload
@@ -209,14 +222,16 @@ class Session:
             lines.append(protocol.task(number, task.queue, task.name, payload, task.attempts - 1))
             task.payload = None
             self.held[number] = task
-            self._unsent.add(number)
-            if self._ended:
-                self._late.add(number)
+            taken.append(number)
+        if self._ended:
+            self._late.update(taken)
         if self._fetch[0]:
             self._say(protocol.fetched_many(lines))
+            self._unsent.extend((self._said, number) for number in taken)
         else:
-            self._out += [protocol.fetched(line) for line in lines]
-            self._tally.replies["OK"] += len(lines)
+            for number, line in zip(taken, lines, strict=True):
+                self._say(protocol.fetched(line))
+                self._unsent.append((self._said, number))
         self._tally.requests["FETCH"] += 1 if self._fetch[0] else len(lines)
         if self._fetch[0] or not waiter.want:
             self._end_waiting()
@@ -237,9 +252,15 @@ class Session:
 
     def go_on(self) -> None:
         inbox = self._inbox
+        handled = 0
         while inbox and not (self._busy or self._full or self._leaving or self.gone) and self._unanswered < MAX_UNANSWERED:
             self._handle(inbox.popleft())
+            handled += 1
+            if handled == MAX_AT_ONCE:
+                asyncio.get_running_loop().call_soon(self.go_on)
+                break
         self._flush()
+        self._wire.pace()
         if self._leaving or (self._ended and not inbox):
             self._leave()
 
@@ -287,8 +308,7 @@ class Session:
     def _start_fetch(self, fetch: protocol.Fetch, line: bytes) -> None:
         options = self._options
         timeout_ns = options.heartbeat_ns // 2 if fetch.timeout_ns is None else fetch.timeout_ns
-        if timeout_ns > options.heartbeat_ns:
-            raise ProtocolError(f"timeout must be smaller than the heartbeat frequency {format_duration(options.heartbeat_ns)}")
+        self._check_timeout(timeout_ns)
         if fetch.count is not None and fetch.count > MAX_COUNT:
             raise ProtocolError(f"count must be at most {MAX_COUNT}")
         if self._house.stopping:
@@ -333,6 +353,7 @@ class Session:
     def _end_waiting(self, replies: bytes = b"") -> None:
         if replies:
             self._out.append(replies)
+            self._said += len(replies)
             word = replies.partition(b" ")[0].decode()
             self._tally.replies[word] += replies.count(b"\n")
         self._stop_timer()
@@ -388,7 +409,7 @@ class Session:
         self._busy = True
 
         def leave() -> None:
-            self.give_back("the client sent QUIT", self._unsent)
+            self.give_back("the client sent QUIT")
             self._add(Then(self, answer))
 
         def answer() -> None:
@@ -496,19 +517,34 @@ class Session:
 
     def _say(self, line: bytes) -> None:
         self._out.append(line)
+        self._said += len(line)
         self._tally.replies[line[: line.index(b" ")].decode()] += 1
 
     def _flush(self) -> None:
         if self._out and not self.gone:
-            self._wire.send(self._out[0] if len(self._out) == 1 else b"".join(self._out))
+            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
             self._out.clear()
-            if self._unsent and not self._note_sent():
-                asyncio.get_running_loop().call_later(SENT_S, self._note_sent)
+            self._wire.send(data)
+            if self._unsent:
+                self._note_sent()
 
-    def _note_sent(self) -> bool:
-        if self._unsent and not self.gone and self._wire.sent():
-            self._unsent.clear()
-        return not self._unsent
+    def _note_sent(self) -> None:
+        """Find out which fetched tasks the client can have seen, as long as that can be found out."""
+        waiting = self._unsent
+        if not waiting or self._out:
+            return
+        left = None if self.gone else self._wire.unsent()
+        if left is None:
+            return
+        while waiting and waiting[0][0] <= self._said - left:
+            waiting.popleft()
+        if waiting and not self._watching:
+            self._watching = True
+            asyncio.get_running_loop().call_later(SENT_S, self._watch_sending)
+
+    def _watch_sending(self) -> None:
+        self._watching = False
+        self._note_sent()
 
     _handlers: ClassVar[dict[type[protocol.Command], Callable[[Session, Any, bytes], None]]] = {
         protocol.Ping: _ping,
