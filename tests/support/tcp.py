@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import itertools
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+
+from support.redis_server import Server
 
 WAIT_S = 10.0
 TOKEN = "open sesame"
@@ -33,10 +40,32 @@ def _tear_sqlite(folder: Path) -> None:
         log.write(os.urandom(5000))
 
 
+def _tear_files(folder: Path) -> None:
+    for journal in (folder / "queue" / "journal").iterdir():
+        with journal.open("ab") as log:
+            log.write(os.urandom(5000))
+
+
+@functools.cache
+def _redis() -> tuple[Server, Iterator[int]]:
+    """One server for all, with a database for each; it ends with the tests."""
+    server = Server(Path(tempfile.mkdtemp()), databases="500").start()
+    atexit.register(shutil.rmtree, server.folder, ignore_errors=True)
+    atexit.register(server.stop)
+    return server, itertools.count()
+
+
+def _redis_url(_: Path) -> str:
+    server, numbers = _redis()
+    return f"redis://127.0.0.1:{server.port}/{next(numbers)}"
+
+
 # Whoever adds a driver adds a line here, and all cases run on it.
 STORES = {
     "memory": Store(lambda folder: "memory://", durable=False),
     "sqlite": Store(lambda folder: f"sqlite:///{folder}/queue.db?durability=process", True, _tear_sqlite),
+    "file": Store(lambda folder: f"file://{folder}/queue?durability=process", True, _tear_files),
+    "redis": Store(_redis_url, True),
 }
 
 
