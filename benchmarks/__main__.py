@@ -56,7 +56,9 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of omniq on SQLite, durable.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Benchmarks of omniq: on SQLite, durable, and on Redis."
+    )
     parser.add_argument("names", nargs="*", help=f"which to run: {', '.join(SUBJECTS)}; all without any")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer runs, for a first impression")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table and a file")
