@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.tcp import STORES, ServerProcess
@@ -34,18 +35,20 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
             server.end()
 
 
-def named(case: Case) -> str:
-    return case.name
+def played(own_server: bool) -> Iterator[Any]:
+    """Each case with each store that it is for."""
+    for case in CASES:
+        for name, store in STORES.items():
+            if case.own_server is own_server and (store.durable or not own_server) and (store.by_time or not case.by_time):
+                yield pytest.param(case, name, id=f"{case.name}-{name}")
 
 
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("case", [c for c in CASES if not c.own_server], ids=named)
+@pytest.mark.parametrize(("case", "store"), played(own_server=False))
 def test_a_case_holds(case: Case, store: str, servers: Servers) -> None:
     CaseRun(case, servers[store, case.options], STORES[store], f"case-{CASES.index(case)}").play()
 
 
-@pytest.mark.parametrize("store", [name for name, store in STORES.items() if store.durable])
-@pytest.mark.parametrize("case", [c for c in CASES if c.own_server], ids=named)
+@pytest.mark.parametrize(("case", "store"), played(own_server=True))
 def test_a_case_with_a_server_of_its_own_holds(case: Case, store: str, tmp_path: Path) -> None:
     server = ServerProcess(STORES[store].url(tmp_path), tmp_path, case.options).ready()
     try:

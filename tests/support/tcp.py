@@ -33,6 +33,7 @@ class Store(msgspec.Struct, frozen=True):
     url: Callable[[Path], str]
     durable: bool
     tear: Callable[[Path], None] = lambda folder: None  # leave what a write that was cut off leaves
+    by_time: bool = True  # what is due earlier goes first; else what came earlier
 
 
 def _tear_sqlite(folder: Path) -> None:
@@ -65,7 +66,7 @@ STORES = {
     "memory": Store(lambda folder: "memory://", durable=False),
     "sqlite": Store(lambda folder: f"sqlite:///{folder}/queue.db?durability=process", True, _tear_sqlite),
     "file": Store(lambda folder: f"file://{folder}/queue?durability=process", True, _tear_files),
-    "redis": Store(_redis_url, True),
+    "redis": Store(_redis_url, True, by_time=False),
 }
 
 

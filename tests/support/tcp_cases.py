@@ -1,7 +1,8 @@
 """Cases of the line protocol as plain text, one behaviour each.
 
     # What is shown; the first line of the file.
-    server --heartbeat 1s              options of the server (first lines only); `own server`: one that this case may kill
+    server --heartbeat 1s              options of the server (first lines only); `own server`: one that this case may kill;
+                                       `order of time`: not on stores whose order is that of arrival
     client-a send PUSH {"name":"x"}    a line out; names of clients are free, each is a connection of its own
     client-a recv OK {"id":<a>}        a line back, exactly; <a> remembers a number, or must be the one remembered; <a+1> adds
     client-a info {q} ready=1 …        sends INFO and compares one queue; `client-a info {q} absent`
@@ -46,6 +47,7 @@ class Case(msgspec.Struct, frozen=True):
     title: str
     options: tuple[str, ...]
     own_server: bool
+    by_time: bool
     steps: list[Step]
 
 
@@ -53,7 +55,7 @@ def read_case(path: Path) -> Case:
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# "), f"{path.name}: the first line says what is shown"
     options: tuple[str, ...] = ()
-    own = False
+    own = by_time = False
     steps: list[Step] = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -62,11 +64,13 @@ def read_case(path: Path) -> Case:
             options = tuple(line.split()[1:])
         elif line == "own server":
             own = True
+        elif line == "order of time":
+            by_time = True
         else:
             who, _, action = line.partition(" ")
             what, _, rest = action.partition(" ")
             steps.append(Step(number, who, what, rest))
-    return Case(path.stem, lines[0][2:], options, own, steps)
+    return Case(path.stem, lines[0][2:], options, own, by_time, steps)
 
 
 def read_cases(folder: Path) -> list[Case]:

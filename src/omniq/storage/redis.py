@@ -33,6 +33,7 @@ from omniq.operations import (
 )
 from omniq.storage import redis_wire as wire
 from omniq.storage.base import BaseStorage, Result, Transaction
+from omniq.storage.liveness import WorkerLocks, host_locks
 from omniq.storage.redis_batches import Batches
 from omniq.storage.redis_find import find_tasks
 from omniq.storage.redis_plan import STORE, Plan
@@ -61,6 +62,7 @@ class RedisStorage(BaseStorage):
         store_clock=True,
         resolution_us=1000,
         push_wait=True,
+        kernel_liveness=True,
         foreign_writers=True,
         due_order=False,
         local=False,
@@ -246,6 +248,34 @@ class RedisStorage(BaseStorage):
     ) -> None:
         self._check_open()
         await super().wait(queues, tasks, events, POLL_S if timeout is None else min(timeout, POLL_S), after=after)
+
+    # -- liveness, of workers of this host ---------------------------------------------------------
+
+    async def _worker_locks(self) -> WorkerLocks | None:
+        """Lock files for the workers of this host and user, apart from those of other stores."""
+        await self._opened()
+        return host_locks(self._store_id)
+
+    async def hold_worker(self, worker: str) -> None:
+        locks = await self._worker_locks()
+        if locks is not None:
+            locks.hold(worker)
+
+    async def release_worker(self, worker: str) -> None:
+        locks = await self._worker_locks() if not self._closed else None
+        if locks is not None:
+            locks.release(worker)
+
+    async def lost_workers(self) -> list[str]:
+        locks = await self._worker_locks()
+        gone = locks.lost() if locks is not None else []
+        if locks is None or not gone:
+            return []
+        holding = {lease.record.worker for lease in await self.expired(lost_workers=gone)}
+        for worker in gone:
+            if worker not in holding:
+                locks.forget(worker)
+        return [worker for worker in gone if worker in holding]
 
     # -- upkeep ------------------------------------------------------------------------------------
 

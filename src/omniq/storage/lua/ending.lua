@@ -196,20 +196,25 @@ end
 -- Whatever waits for a dead task dies too, and so on.
 function machine.cascade(dead)
   local budget, i = CASCADE_LIMIT, 1
-  local places = {}
+  local places, fallen = {}, {}
   for _, t in ipairs(dead) do places[#places + 1] = {t.home or t.q, t.id} end
   while places[i] do
     local q, id = places[i][1], places[i][2]
     local behind = budget > 0 and dependents(q, id, budget) or {}
     for _, t in ipairs(behind) do
-      local home = t.q
       machine.forget_blockers(t)
-      machine.fail_behind(t, id)
-      if t.deps then places[#places + 1] = {home, t.id} end
+      fallen[#fallen + 1] = {t, id, #fallen}
+      if t.deps then places[#places + 1] = {t.q, t.id} end
     end
     budget = budget - #behind
     if budget <= 0 then run('HSET', q.o .. 'deferred', id, '1') end
     i = i + 1
   end
+  -- in the order in which they were enqueued, however they hang together
+  table.sort(fallen, function(a, b)
+    if a[1].seq ~= b[1].seq then return a[1].seq < b[1].seq end
+    return a[3] < b[3]
+  end)
+  for _, fall in ipairs(fallen) do machine.fail_behind(fall[1], fall[2]) end
   return CASCADE_LIMIT - budget
 end

@@ -31,6 +31,29 @@ local function insert(q, op, common, i)
   end
 end
 
+-- Whether no id of a run is in the store or comes twice, in one question.
+local function all_new(q, rows)
+  local bases, keys, seen = {q.base}, {}, {}
+  if not request.cluster then
+    for name in pairs(all_queues()) do
+      if name ~= q.name then bases[#bases + 1] = '{' .. name .. '}:' end
+    end
+  end
+  for i = 1, #rows, 3 do
+    local id = rows[i]
+    if seen[id] or cache[slot(q, id)] then return false end
+    seen[id] = true
+    for _, base in ipairs(bases) do
+      keys[#keys + 1] = base .. 'job:' .. id
+      keys[#keys + 1] = base .. 'o:end:' .. id
+    end
+  end
+  for i = 1, #keys, PART do
+    if run('EXISTS', unpack(keys, i, math.min(i + PART - 1, #keys))) > 0 then return false end
+  end
+  return true
+end
+
 -- Tasks that differ in id, payload and fingerprint only, which `rows` holds. Together they are one transaction, or each is one.
 function runs.enqueues(op)
   local q, answers, rows = queue(op.queue), {}, op.rows
@@ -39,7 +62,8 @@ function runs.enqueues(op)
     'first_started_ms', '', 'last_started_ms', '', 'completed_ms', '', 'failed_ms', '',
   }
   for _, value in ipairs(op.fields) do common[#common + 1] = value end
-  if op.together then
+  local fresh = all_new(q, rows)
+  if op.together and not fresh then
     for i = 1, #rows, 3 do
       if store.find(q, rows[i]) then
         local ops = {}
@@ -49,7 +73,7 @@ function runs.enqueues(op)
     end
   end
   for i = 1, #rows, 3 do
-    if not op.together and store.find(q, rows[i]) then
+    if not fresh and not op.together and store.find(q, rows[i]) then
       answers[#answers + 1] = machine.transaction({expand(op, i)})
     else
       insert(q, op, common, i)
