@@ -31,6 +31,7 @@ from omniq.operations import (
     StoreInfo,
     WorkerInfo,
 )
+from omniq.storage import redis_records as records
 from omniq.storage import redis_wire as wire
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.liveness import WorkerLocks, host_locks
@@ -304,10 +305,10 @@ class RedisStorage(BaseStorage):
         ranges = [("ZRANGEBYSCORE", f"{{{q}}}:active", "-inf", upto, "LIMIT", 0, -1 if lost_workers else limit) for q in names]
         found = await client.pipeline(ranges)
         places = [(q, _text(id)) for q, ids in zip(names, found, strict=True) for id in ids]
-        records = await self._load(places, ended=False)
+        running = await self._load(places, ended=False)
         leases = [
             Lease(record=t, lost="worker_lost" if t.worker in lost_workers else "expired")
-            for t in records
+            for t in running
             if t is not None
             and t.state is State.RUNNING
             and (t.worker in lost_workers or (t.lease_until_us or 0) <= now * 1000)
@@ -366,18 +367,18 @@ class RedisStorage(BaseStorage):
     async def _load(self, places: Sequence[tuple[str, str]], *, ended: bool = True) -> list[Record | None]:
         """The tasks of these ids in these queues; of one whose hash another client trimmed, what its result tells."""
         found = await self._client.pipeline([("HGETALL", f"{{{queue}}}:job:{id}") for queue, id in places])
-        records = [_record(queue, fields) for (queue, _), fields in zip(places, found, strict=True)]
-        missing = [n for n, record in enumerate(records) if record is None]
+        tasks = [_record(queue, fields) for (queue, _), fields in zip(places, found, strict=True)]
+        missing = [n for n, record in enumerate(tasks) if record is None]
         if not ended or not missing:
-            return records
+            return tasks
         commands: list[Command] = [("HGETALL", "{{{}}}:o:end:{}".format(*places[n])) for n in missing]
         commands += [("GET", "{{{}}}:o:res:{}".format(*places[n])) for n in missing]
         found = await self._client.pipeline(commands)
         for at, n in enumerate(missing):
-            records[n] = _record(places[n][0], found[at])
-            if records[n] is None and found[at + len(missing)] is not None:
-                records[n] = wire.record_of_result(*places[n], found[at + len(missing)])
-        return records
+            tasks[n] = _record(places[n][0], found[at])
+            if tasks[n] is None and found[at + len(missing)] is not None:
+                tasks[n] = records.record_of_result(*places[n], found[at + len(missing)])
+        return tasks
 
     async def get(self, id: str, queue: str | None = None) -> Record | None:
         names = await self._names() if queue is None else [queue]
@@ -392,7 +393,9 @@ class RedisStorage(BaseStorage):
         found = await client.pipeline([("MGET", *[f"{{{q}}}:o:res:{id}" for id in ids]) for q in names])
         results: dict[str, StoredResult] = {}
         for values in found:
-            results.update({id: wire.result_of(id, value) for id, value in zip(ids, values, strict=True) if value is not None})
+            results.update(
+                {id: records.result_of(id, value) for id, value in zip(ids, values, strict=True) if value is not None}
+            )
         return results
 
     async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page:
@@ -455,7 +458,7 @@ class RedisStorage(BaseStorage):
     async def workers(self, now_us: int | None = None) -> list[WorkerInfo]:
         client = await self._opened()
         found = await client.command("HGETALL", WORKERS)
-        return sorted((wire.worker_of(value) for value in found.values()), key=lambda w: w.worker)
+        return sorted((records.worker_of(value) for value in found.values()), key=lambda w: w.worker)
 
     async def info(self) -> StoreInfo:
         await self._opened()
@@ -496,7 +499,7 @@ class RedisStorage(BaseStorage):
             count = min(max(limit - len(rows), 1), 100)
             entries = await self._client.command("XRANGE", f"{{{shard}}}:o:events", f"{start}-0", stop, "COUNT", count)
             for number, fields in _entries(entries):
-                rows += wire.events_of_entry(shard, number, fields)
+                rows += records.events_of_entry(shard, number, fields)
                 start = number + 1
             if len(entries) < count:
                 break
@@ -540,8 +543,8 @@ class RedisStorage(BaseStorage):
         await self._upkeep([queue], None, "limit", group=group, limit=limit)
 
 
-def _record(queue: str, fields: wire.Hash) -> Record | None:
-    return wire.record_of(queue, fields) if b"state" in fields else None
+def _record(queue: str, fields: records.Hash) -> Record | None:
+    return records.record_of(queue, fields) if b"state" in fields else None
 
 
 def _text(value: bytes | str) -> str:
