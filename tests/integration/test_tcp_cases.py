@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tcp import STORES, ServerProcess
+from support.tcp import STORES, ServerProcess, redis_for_all
 from support.tcp_cases import Case, CaseRun, read_cases
 
 CASES = read_cases(Path(__file__).with_name("tcp_cases"))
@@ -14,8 +14,14 @@ SHARED = sorted({case.options for case in CASES if not case.own_server})
 Servers = dict[tuple[str, tuple[str, ...]], ServerProcess]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def redis_of_this_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with redis_for_all(tmp_path_factory.mktemp("redis")):
+        yield
+
+
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def servers(tmp_path_factory: pytest.TempPathFactory, redis_of_this_module: None) -> Iterator[Servers]:
     """One server per store for all cases, and one for each set of options that some cases ask for."""
     started: Servers = {}
     for name, store in STORES.items():
@@ -43,12 +49,12 @@ def played(own_server: bool) -> Iterator[Any]:
                 yield pytest.param(case, name, id=f"{case.name}-{name}")
 
 
-@pytest.mark.parametrize(("case", "store"), played(own_server=False))
+@pytest.mark.parametrize(("case", "store"), list(played(own_server=False)))
 def test_a_case_holds(case: Case, store: str, servers: Servers) -> None:
     CaseRun(case, servers[store, case.options], STORES[store], f"case-{CASES.index(case)}").play()
 
 
-@pytest.mark.parametrize(("case", "store"), played(own_server=True))
+@pytest.mark.parametrize(("case", "store"), list(played(own_server=True)))
 def test_a_case_with_a_server_of_its_own_holds(case: Case, store: str, tmp_path: Path) -> None:
     server = ServerProcess(STORES[store].url(tmp_path), tmp_path, case.options).ready()
     try:

@@ -8,8 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.tcp import STORES, Peer, ServerProcess
+from support.tcp import STORES, Peer, ServerProcess, redis_for_all
 from support.waiting import wait_for
+
+
+@pytest.fixture(scope="module", autouse=True)
+def redis_of_this_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with redis_for_all(tmp_path_factory.mktemp("redis")):
+        yield
 
 
 @pytest.fixture(params=STORES)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
+import contextlib
 import itertools
 import os
 import re
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from support.redis_server import Server
+from support.redis_server import Server, running
 
 WAIT_S = 10.0
 TOKEN = "open sesame"
@@ -47,18 +44,21 @@ def _tear_files(folder: Path) -> None:
             log.write(os.urandom(5000))
 
 
-@functools.cache
-def _redis() -> tuple[Server, Iterator[int]]:
-    """One server for all, with a database for each; it ends with the tests."""
-    server = Server(Path(tempfile.mkdtemp()), databases="500").start()
-    atexit.register(shutil.rmtree, server.folder, ignore_errors=True)
-    atexit.register(server.stop)
-    return server, itertools.count()
+_redis_servers: list[Server] = []
+_databases = itertools.count()
+
+
+@contextlib.contextmanager
+def redis_for_all(folder: Path) -> Iterator[None]:
+    """One Redis server for the servers of a module, with a database for each."""
+    with running(folder, databases="500") as server:
+        _redis_servers.append(server)
+        yield
+        _redis_servers.remove(server)
 
 
 def _redis_url(_: Path) -> str:
-    server, numbers = _redis()
-    return f"redis://127.0.0.1:{server.port}/{next(numbers)}"
+    return f"redis://127.0.0.1:{_redis_servers[-1].port}/{next(_databases) % 500}"
 
 
 # Whoever adds a driver adds a line here, and all cases run on it.

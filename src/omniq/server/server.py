@@ -60,6 +60,7 @@ class Server:
         self.worker_id = f"{SERVER_PREFIX}{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
         await self.storage.open()
         await self.storage.hold_worker(self.worker_id)
+        await self.storage.reclaim(lost_workers=await self.storage.lost_workers())  # what the last one held goes first
         self._started_us = self.storage.clock()
         self.engine = Engine(self.storage, self.worker_id)
         try:
