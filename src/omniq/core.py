@@ -121,9 +121,9 @@ class AsyncOmniQ:
         """What each queue holds."""
         return await self.queue.counts()
 
-    async def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Events after sequence number `after`, oldest first; go on with the last one's `seq`."""
-        return await self.queue.events(after, limit)
+    async def events(self, after: int = 0, limit: int = 1000, *, shard: str = "") -> list[Event]:
+        """Events after sequence number `after`, oldest first; go on with the last `seq`. On Redis each queue is a shard."""
+        return await self.queue.events(after, limit, shard)
 
     async def history(self, task_id: str) -> list[Event]:
         """Everything that happened to one task."""
@@ -302,9 +302,9 @@ class OmniQ:
         """What each queue holds."""
         return self._call(self._async.counts())
 
-    def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
+    def events(self, after: int = 0, limit: int = 1000, *, shard: str = "") -> list[Event]:
         """See `AsyncOmniQ.events`."""
-        return self._call(self._async.events(after, limit))
+        return self._call(self._async.events(after, limit, shard=shard))
 
     def history(self, task_id: str) -> list[Event]:
         """Everything that happened to one task."""

@@ -267,8 +267,8 @@ class AsyncTaskQueue:
     async def counts(self) -> list[QueueCounts]:
         return await self.storage.counts()
 
-    async def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
-        return [event_of(row) for row in await self.storage.events(after=after, limit=limit)]
+    async def events(self, after: int = 0, limit: int = 1000, shard: str = "") -> list[Event]:
+        return [event_of(row) for row in await self.storage.events(shard, after=after, limit=limit)]
 
     async def history(self, task_id: str) -> list[Event]:
         return [event_of(row) for row in await self.storage.events_of(task_id)]

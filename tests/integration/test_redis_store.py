@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import jobs
 from support.redis_server import Server, running
 
+from omniq import AsyncOmniQ
 from omniq.errors import Invalid, Refused
 from omniq.models import Blocker, Record, State, new_token
 from omniq.operations import Ack, Enqueue, Extend, Fail, Filter, Reserve, Reserved, Retention
@@ -414,3 +416,15 @@ def test_a_failed_task_that_failed_here_is_not_swept_again(server: Server, raw: 
         assert [e.event for e in await storage.events_of("a")] == ["enqueued", "started", "failed"]
 
     run(server, body)
+
+
+def test_the_events_of_a_queue_are_read_by_its_name(redis_url: str) -> None:
+    async def body() -> None:
+        async with AsyncOmniQ.from_url(redis_url) as oq:
+            await oq.options(queue="a").enqueue(jobs.add, 1)
+            await oq.options(queue="b").enqueue(jobs.add, 2)
+            assert [(e.event, e.queue) for e in await oq.events(shard="b")] == [("enqueued", "b")]
+            with pytest.raises(Invalid, match="name a shard: a, b"):
+                await oq.events()
+
+    asyncio.run(body())
