@@ -30,6 +30,7 @@ from omniq.storage.ledger import Lane, QueueRow
 log = logging.getLogger("omniq.storage")
 
 FORMAT_FILE = "format.json"
+MARKS = frozenset({FORMAT_FILE, META})  # a folder with one of these is a store
 CORRUPT = "corrupt"
 _DAMAGED = -1 << 62  # instead of a count: this segment has to be written anew
 FOLDERS = ("queue", *TABLES, JOURNAL, CORRUPT, "locks", "locks/workers")
@@ -85,7 +86,7 @@ def prepare(folder: Folder) -> None:
 def _refuse_foreign(folder: Folder) -> None:
     files = folder.files
     there = dict(files.names(""))
-    if FORMAT_FILE in there or META in there:
+    if not MARKS.isdisjoint(there):
         return
     ours = {"queue": {name.rpartition("/")[2] for name in TABLES if "/" in name}, "results": None, "events": None}
     for name, allowed in ours.items():
