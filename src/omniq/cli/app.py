@@ -1,4 +1,4 @@
-"""The command line: what an operator does from a shell."""
+"""The command line: what an operator does from a shell. Each command lives in a module of its own; here they meet."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from typing import Annotated
 import typer
 
 from omniq._version import __version__
-from omniq.errors import ConfigError, Invalid, OmniQError
+from omniq.cli import dlq, groups, tasks
+from omniq.cli.enqueue import enqueue_command
+from omniq.cli.exits import Quiet, run_app
+from omniq.cli.queues import pause_command, queues_command, resume_command
+from omniq.cli.result import result_command
+from omniq.cli.worker import worker_command
 
+# Without Rich's panels the help is plain text, and answers in half the time.
 app = typer.Typer(
     name="omniq",
-    help="A job queue that is embedded in your program and durable by default.",
+    cls=Quiet,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -31,44 +38,26 @@ def omniq(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """A job queue that is embedded in your program and durable by default."""
+    """A job queue that is embedded in your program and durable by default.
 
+    Every command works on the store that --store names, else the OMNIQ_… variables, else sqlite:///omniq.db.
 
-@app.command()
-def worker(
-    modules: Annotated[list[str], typer.Argument(help="Modules with tasks; their functions and registered tasks may run.")],
-    store: Annotated[
-        str | None, typer.Option(help="Storage URL, for example sqlite:///omniq.db. Default: the OMNIQ_… variables.")
-    ] = None,
-    queues: Annotated[str | None, typer.Option(help="Queues to serve, in order, separated by commas. Default: all.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="How many tasks run at once.")] = 10,
-    grace: Annotated[
-        float | None, typer.Option(min=0, help="Seconds that running tasks get after SIGTERM. Default 25.")
-    ] = None,
-    drain_and_exit: Annotated[
-        bool, typer.Option("--drain-and-exit", help="End when nothing is ready, running or waiting for a retry.")
-    ] = False,
-) -> None:
-    """Run tasks. The working folder is put on the import path.
-
-    Example: omniq worker myapp.tasks --store sqlite:///omniq.db --concurrency 20
+    Exit codes: 0 done; 1 the store failed, or there is no such task, queue or group; 2 wrong usage or unreadable input; 3
+    the task that was waited for FAILED or was CANCELLED; 4 it has not ended; 130 cut short by Ctrl-C.
     """
-    from omniq.cli.worker import run_worker
 
-    names = None if queues is None else [name.strip() for name in queues.split(",") if name.strip()]
-    raise typer.Exit(run_worker(modules, store, names, concurrency, grace, drain_and_exit))
+
+app.command("worker")(worker_command)
+app.command("enqueue")(enqueue_command)
+app.command("result")(result_command)
+app.add_typer(tasks.app, name="tasks")
+app.add_typer(dlq.app, name="dlq")
+app.command("queues")(queues_command)
+app.command("pause")(pause_command)
+app.command("resume")(resume_command)
+app.add_typer(groups.app, name="groups")
 
 
 def main() -> None:
     """Run the command; a mistake or a failing store is a sentence on stderr and an exit code, never a traceback."""
-    try:
-        app()
-    except (ConfigError, Invalid) as exc:
-        _leave(exc, 2)
-    except OmniQError as exc:
-        _leave(exc, 1)
-
-
-def _leave(exc: Exception, code: int) -> None:
-    typer.echo(f"omniq: {exc}", err=True)
-    sys.exit(code)
+    sys.exit(run_app(app))
