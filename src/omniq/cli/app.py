@@ -9,10 +9,15 @@ import typer
 
 from omniq._version import __version__
 from omniq.cli import dlq, groups, tasks
+from omniq.cli.bench import bench_command
+from omniq.cli.doctor import doctor_command
 from omniq.cli.enqueue import enqueue_command
 from omniq.cli.exits import Quiet, run_app
+from omniq.cli.migrate import migrate_command
+from omniq.cli.purge import purge_command
 from omniq.cli.queues import pause_command, queues_command, resume_command
 from omniq.cli.result import result_command
+from omniq.cli.top import top_command
 from omniq.cli.worker import worker_command
 
 # Without Rich's panels the help is plain text, and answers in half the time.
@@ -56,6 +61,11 @@ app.command("queues")(queues_command)
 app.command("pause")(pause_command)
 app.command("resume")(resume_command)
 app.add_typer(groups.app, name="groups")
+app.command("top")(top_command)
+app.command("doctor")(doctor_command)
+app.command("purge")(purge_command)
+app.command("migrate")(migrate_command)
+app.command("bench")(bench_command)
 
 
 def main() -> None:

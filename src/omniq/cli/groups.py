@@ -28,7 +28,7 @@ def groups_command(
     json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Show the groups of all queues or of one: their limits, what runs, what is ready.
+    """Show groups: their limits, what runs, what is ready.
 
     Example: omniq groups --queue mail
     """

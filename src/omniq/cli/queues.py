@@ -18,9 +18,9 @@ QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of a q
 
 
 def queues_command(json: JsonOption = False, store: StoreOption = None) -> None:
-    """Show each queue: how many tasks in each state, how fast they come and go, the oldest one that waits, pauses.
+    """Show what each queue holds, and how fast tasks come and go.
 
-    Rates are tasks per second, over the last minute.
+    A number per state, the oldest task that waits, whether the queue is paused. Rates are tasks per second, over the last minute.
 
     Example: omniq queues
 

@@ -170,8 +170,8 @@ class Supervisor:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "omniq", "worker"),
-            *self._arguments(),
             *("--link", f"{shown},{report_write},{life_read}"),
+            *self._arguments(),
             pass_fds=(report_write, life_read),
             start_new_session=True,
             stdin=asyncio.subprocess.DEVNULL,

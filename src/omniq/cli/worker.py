@@ -47,7 +47,9 @@ def worker_command(
     link: Annotated[str | None, typer.Option("--link", hidden=True)] = None,
     store: StoreOption = None,
 ) -> None:
-    """Run tasks until told to stop: by SIGTERM or Ctrl-C, which let running tasks finish; a second one ends at once.
+    """Run tasks until told to stop.
+
+    SIGTERM and Ctrl-C let running tasks finish within the grace time; a second one ends at once.
 
     The working folder is put on the import path. Functions of the modules and all registered tasks may run, others are
     refused. A process that is replaced because of --max-tasks or --max-memory finishes what it runs first.
