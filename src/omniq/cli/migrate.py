@@ -17,8 +17,9 @@ def migrate_command(
 ) -> None:
     """Copy a store into another, and compare the counts.
 
-    Tasks, results and events are copied. Pauses and group limits go with them; the source stays as it is. Stop the workers of both first. A copy that was cut short
-    goes on when the same command is run again. Tasks that a dead worker left running come in as if they had been handed back.
+    Tasks, results and events are copied; pauses and group limits go with them; the source stays as it is. Stop the workers of
+    both first. A copy that was cut short goes on when the same command is run again. Tasks that a dead worker left running come
+    in as if they had been handed back.
 
     Example: omniq migrate sqlite:///omniq.db file:///var/lib/omniq
     """

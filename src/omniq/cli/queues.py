@@ -20,7 +20,8 @@ QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of a q
 def queues_command(json: JsonOption = False, store: StoreOption = None) -> None:
     """Show what each queue holds, and how fast tasks come and go.
 
-    A number per state, the oldest task that waits, whether the queue is paused. Rates are tasks per second, over the last minute.
+    A number per state, the oldest task that waits, whether the queue is paused. Rates are tasks per second,
+    over the last minute.
 
     Example: omniq queues
 
