@@ -32,7 +32,14 @@ class Terminal:
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         env = {**environment, "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
-            arguments, stdin=inner, stdout=inner, stderr=inner, cwd=folder, env=env, start_new_session=True
+            arguments,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            cwd=folder,
+            env=env,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
         )
         os.close(inner)
 

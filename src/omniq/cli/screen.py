@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from omniq.cli.output import clean, one_line
+from omniq.cli.output import clean, count, one_line
 from omniq.cli.values import short
 from omniq.models import from_us
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from omniq.models import Task
     from omniq.operations import QueueCounts
 
-WIDE = 110  # columns from which workers and failures stand side by side
+WIDE = 110  # columns from which running tasks show everything
+VERY_WIDE = 160  # and from which workers and failures stand side by side
 FRAME = 3  # lines of a panel besides its rows: two borders and the titles
 BAR = 10
 SILENT_US = 30_000_000
@@ -31,7 +32,7 @@ SILENT_US = 30_000_000
 def draw(view: View, size: ConsoleDimensions) -> RenderableType:
     """The whole screen: a line on top, queues, running tasks, then workers and failures."""
     body, wide = size.height - 1, size.width >= WIDE
-    queues = min(len(view.queues) + FRAME, max(body // 3, FRAME + 1))
+    queues = min(len(view.queues) + FRAME, max(body // 3, body - 3 * (FRAME + 2)))
     running = min(len(view.running) + FRAME, max((body - queues) // 2, FRAME + 1))
     left = body - queues - running
     layout, below = Layout(), Layout()
@@ -41,7 +42,7 @@ def draw(view: View, size: ConsoleDimensions) -> RenderableType:
         Layout(_running(view, running - FRAME, wide), size=running),
         below,
     )
-    if wide:
+    if size.width >= VERY_WIDE:
         below.split_row(Layout(_workers(view, left - FRAME), ratio=2), Layout(_failures(view, left - FRAME), ratio=3))
     else:
         workers = min(len(view.workers) + FRAME, max(left // 2, FRAME + 1))
@@ -54,16 +55,15 @@ def draw(view: View, size: ConsoleDimensions) -> RenderableType:
 def _head(view: View) -> Text:
     line = Text(" omniq top ", style="bold reverse", no_wrap=True, overflow="ellipsis")
     line.append(" q quits ", style="dim")
-    line.append(f" {view.url} ", style="bold")
     if view.away:
         line.append(f" the store is away: {one_line(view.away, 200)}", style="bold white on red")
         return line
-    line.append(f" {_clock(from_us(view.now_us))}  ", style="dim")
     running, dead = sum(c.running for c in view.queues), sum(c.dead for c in view.queues)
     alive = sum(view.now_us - w.seen_at_us < SILENT_US for w in view.workers)
     line.append(f" {running} running  {sum(c.ready for c in view.queues)} ready  ")
     line.append(f"{dead} failed", style="red" if dead else "")
-    line.append(f"  {alive} workers", style="" if alive else "yellow")
+    line.append(f"  {count(alive, 'worker')}", style="" if alive else "yellow")
+    line.append(f"  {_clock(from_us(view.now_us))}  {view.url}", style="dim")
     return line
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -67,4 +66,6 @@ async def must_exist(oq: AsyncOmniQ, url: str, create: bool) -> None:
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a command's coroutine to its end."""
+    import asyncio
+
     return asyncio.run(work())
