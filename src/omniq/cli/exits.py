@@ -45,7 +45,7 @@ def run_app(app: typer.Typer) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="omniq", standalone_mode=False)
         return code if isinstance(code, int) else DONE
     except KeyboardInterrupt:
         return INTERRUPTED

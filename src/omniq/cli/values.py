@@ -9,10 +9,10 @@ from typing import Any
 from omniq.errors import Invalid
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?\Z")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?\Z", re.ASCII)
 _SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?\Z", re.IGNORECASE)
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?\Z", re.IGNORECASE | re.ASCII)
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]", re.ASCII)
 
 
 def seconds(text: str) -> float:

@@ -83,6 +83,11 @@ def _run(plan: Plan, link: Link | None) -> int:
         settings = msgspec.structs.replace(settings, grace=plan.grace)
     import_modules(plan.modules)
     oq = AsyncOmniQ.from_url(url, settings=settings)
+    return asyncio.run(_work(oq, url, plan, link, settings.log_level))
+
+
+async def _work(oq: AsyncOmniQ, url: str, plan: Plan, link: Link | None, log_level: str | None) -> int:
+    await must_exist(oq, url, create=True)
     log.log(
         logging.INFO if link is None or link.first else logging.DEBUG,
         "store %s; modules %s; tasks %s",
@@ -90,11 +95,6 @@ def _run(plan: Plan, link: Link | None) -> int:
         ", ".join(plan.modules),
         ", ".join(sorted(REGISTRY)) or "(none registered)",
     )
-    return asyncio.run(_work(oq, url, plan, link, settings.log_level))
-
-
-async def _work(oq: AsyncOmniQ, url: str, plan: Plan, link: Link | None, log_level: str | None) -> int:
-    await must_exist(oq, url, create=True)
     async with oq:
         limits = Limits(plan)
         middleware = [limits] if plan.max_tasks is not None else []
