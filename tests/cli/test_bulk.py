@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 
 from support.shell import Shell
 from support.waiting import wait_for
@@ -111,3 +112,21 @@ def test_what_does_not_go_with_a_file(sh: Shell) -> None:
     assert sh("enqueue", "jobs:add", "--skip", "1").code == 2
     missing = sh("enqueue", "--from", "missing.jsonl")
     assert (missing.code, missing.sentence()) == (2, "cannot read missing.jsonl: No such file or directory")
+
+
+def test_lines_of_a_pipe_are_stored_as_they_arrive_and_ctrl_c_ends_it(sh: Shell) -> None:
+    running = sh.start("enqueue", "--from", "-", stdin=subprocess.PIPE)
+    assert running.stdin is not None
+    running.stdin.write('{"func": "jobs:add", "args": [1]}\n{"func": "jobs:add", "args"')
+    running.stdin.flush()
+    with sh.queue() as oq:
+        wait_for(lambda: sum(c.ready for c in oq.counts()) == 1, within=30)
+    assert sh.interrupt(running) == 130
+    assert sh.said == "omniq: cut short after line 1: 1 enqueued; --skip 1 goes on\n"
+
+
+def test_a_folder_or_a_line_too_deep_is_refused(sh: Shell) -> None:
+    assert sh("enqueue", "--from", ".").sentence() == "cannot read .: it is a folder"
+    done = sh("enqueue", "--from", "-", input='{"func": "jobs:add", "args": ' + "[" * 5000 + "\n")
+    assert done.code == 2
+    assert "Traceback" not in done.err

@@ -123,6 +123,23 @@ def test_wrong_usage_is_one_sentence_and_2(sh: Shell, words: list[str], says: st
     assert says in done.sentence()
 
 
+def test_a_command_line_that_is_no_text(sh: Shell) -> None:
+    sh.enqueue("jobs:add", "[1]")
+    done = sh("tasks", "show", os.fsdecode(b"\xff"))
+    assert (done.code, done.sentence()) == (2, "the command line is not UTF-8 text")
+    deep = sh("enqueue", "jobs:add", "[" * 5000)
+    assert deep.code == 2
+    assert "ARGS is not valid JSON" in deep.sentence()
+
+
+def test_a_group_without_a_command_shows_its_help(sh: Shell) -> None:
+    for words in ([], ["tasks"], ["dlq"]):
+        done = sh(*words, store=False)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith("Usage: omniq")
+        assert "Commands:\n" in done.err
+
+
 def test_an_option_that_was_mistyped_says_where_to_look(sh: Shell) -> None:
     assert sh("tasks", "lst").sentence().startswith("No such command 'lst'. Did you mean 'list'")
     assert "(see omniq tasks list --help)" in sh("tasks", "list", "--lmit", "3").sentence()

@@ -62,7 +62,7 @@ OF_EVERY_COMMAND = {"help", "install_completion", "show_completion", "context"}
 
 def usage(path: str, parameters: list[Any]) -> str:
     words = [path]
-    words += [metavar(p) if p.required else f"[{metavar(p).strip('[]')}]" for p in parameters if is_argument(p)]
+    words += [metavar(p) if p.required else f"[{metavar(p)}]" for p in parameters if is_argument(p)]
     return " ".join([*words, "[OPTIONS]"])
 
 
@@ -80,24 +80,7 @@ def spelled(parameter: Any) -> str:
     name = next(word for word in parameter.opts if word.startswith("--"))
     if parameter.is_flag:
         return name
-    return f"{name} {parameter.metavar or KINDS.get(name, 'TEXT')}"
-
-
-KINDS = {
-    "--after": "CURSOR",
-    "--concurrency": "N",
-    "--group": "GROUP",
-    "--idempotency-key": "KEY",
-    "--limit": "N",
-    "--max-tasks": "N",
-    "--name": "NAME",
-    "--processes": "N",
-    "--queue": "QUEUE",
-    "--retries": "N",
-    "--skip": "N",
-    "--status": "STATUS",
-    "--tasks": "N",
-}
+    return f"{name} {parameter.metavar}"
 
 
 def meaning(parameter: Any) -> str:

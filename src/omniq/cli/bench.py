@@ -11,7 +11,9 @@ from omniq.cli.stores import StoreOption, opened, run
 
 
 def bench_command(
-    tasks: Annotated[int, typer.Option("--tasks", min=10, max=1_000_000, help="How many tasks the longest part takes.")] = 5000,
+    tasks: Annotated[
+        int, typer.Option("--tasks", metavar="N", min=10, max=1_000_000, help="How many tasks the longest part takes.")
+    ] = 5000,
     json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:

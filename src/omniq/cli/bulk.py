@@ -7,12 +7,15 @@ lines get the same ids again, and the store says that they are there.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import stat
 import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from omniq.operations import Enqueue
 
 CHUNK = 1000
-MAX_LINE = 64 * 1024 * 1024
+PIECE = 1024 * 1024
 MAX_SHOWN = 100
 _DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -63,42 +66,84 @@ def enqueue_file(file: str, func: str | None, options: Options, skip: int, store
     """Enqueue every line; the exit code."""
 
     async def work() -> Progress:
-        with _input(file) as lines:
+        source = Source(file)
+        try:
             async with opened(store, create=True) as oq:
-                bulk = Bulk(oq, file, func, options, (await oq.storage.info()).store_id)
-                return await bulk.enqueue(lines, skip)
+                bulk = Bulk(oq, source, func, options, (await oq.storage.info()).store_id)
+                return await bulk.enqueue(skip)
+        finally:
+            source.close()
 
     done = run(work)
     return USAGE if done.refused else DONE
 
 
-def _input(file: str) -> Any:
-    if file == "-":
-        return nullcontext(sys.stdin.buffer)
-    try:
-        return open(file, "rb")
-    except OSError as exc:
-        raise Invalid(f"cannot read {file}: {exc.strerror}") from None
+class Source:
+    """Where the lines come from. Only a regular file can be gone on with; a pipe is read as its lines arrive."""
+
+    def __init__(self, file: str) -> None:
+        self.name = file
+        try:
+            self._fd = 0 if file == "-" else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            found = os.fstat(self._fd)
+        except OSError as exc:
+            raise Invalid(f"cannot read {file}: {exc.strerror}") from None
+        if stat.S_ISDIR(found.st_mode):
+            raise Invalid(f"cannot read {file}: it is a folder")
+        self.regular = file != "-" and stat.S_ISREG(found.st_mode)
+        self.size = found.st_size if self.regular else 0
+
+    def close(self) -> None:
+        if self._fd > 0:
+            os.close(self._fd)
+
+    async def chunks(self, start: int) -> AsyncIterator[list[bytes]]:
+        """Whole lines, up to `CHUNK` at a time."""
+        if self.regular:
+            os.lseek(self._fd, start, os.SEEK_SET)
+        waiting = b""
+        async for data in self._pieces():
+            *lines, waiting = (waiting + data).split(b"\n")
+            for at in range(0, len(lines), CHUNK):
+                yield [line + b"\n" for line in lines[at : at + CHUNK]]
+        if waiting:
+            yield [waiting]
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        if self.regular:
+            while data := os.read(self._fd, PIECE):
+                yield data
+            return
+        # A read from a pipe may wait for ever. In a thread that nobody waits for, it cannot keep the program from ending.
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
+
+        def read() -> None:
+            with suppress(RuntimeError, OSError):  # the loop is closed: the program is ending
+                while True:
+                    data = os.read(self._fd, PIECE)
+                    asyncio.run_coroutine_threadsafe(pieces.put(data), loop).result()
+                    if not data:
+                        return
+
+        threading.Thread(target=read, daemon=True).start()
+        while data := await pieces.get():
+            yield data
 
 
 class Bulk:
     """One run over one file."""
 
-    def __init__(self, oq: AsyncOmniQ, file: str, func: str | None, options: Options, store_id: str) -> None:
-        self._oq, self._func, self._options = oq, func, options
-        self._file = None if file == "-" else Path(file)
-        self._note = None if self._file is None else Path(f"{file}.progress")
-        size = 0 if self._file is None else self._file.stat().st_size
-        self.done = Progress(store_id=store_id, run=new_id()[:18], size=size)
+    def __init__(self, oq: AsyncOmniQ, source: Source, func: str | None, options: Options, store_id: str) -> None:
+        self._oq, self._source, self._func, self._options = oq, source, func, options
+        self._note = Path(f"{source.name}.progress") if source.regular else None
+        self.done = Progress(store_id=store_id, run=new_id()[:18], size=source.size)
         self._shown = 0
 
-    async def enqueue(self, lines: IO[bytes], skip: int) -> Progress:
-        resumed = self._resume(lines)
-        for _ in range(0 if resumed else skip):
-            self.done.bytes += len(lines.readline())
-            self.done.lines += 1
+    async def enqueue(self, skip: int) -> Progress:
+        resumed = self._resume()
         try:
-            await self._enqueue_all(lines)
+            await self._enqueue_all(0 if resumed else skip)
         except BaseException:
             self._say_how_to_go_on()
             raise
@@ -108,25 +153,26 @@ class Bulk:
         say(f"enqueued {self.done.stored} of {self.done.lines} lines{there}, {self.done.refused} refused")
         return self.done
 
-    async def _enqueue_all(self, lines: IO[bytes]) -> None:
+    async def _enqueue_all(self, skip: int) -> None:
         from omniq.cli.progress import bar
 
         with bar("enqueueing", self.done.size or None, self.done.bytes) as advance:
-            for chunk, read in _chunks(lines):
-                await self._enqueue_chunk(chunk)
+            async for chunk in self._source.chunks(self.done.bytes):
+                await self._enqueue_chunk(chunk, skip)
+                read = sum(map(len, chunk))
                 self.done.lines += len(chunk)
                 self.done.bytes += read
                 self._remember()
                 advance(read)
 
-    async def _enqueue_chunk(self, chunk: list[bytes]) -> None:
+    async def _enqueue_chunk(self, chunk: list[bytes], skip: int) -> None:
         made: list[tuple[int, Enqueue]] = []
         for number, text in enumerate(chunk, self.done.lines + 1):
-            if not text.strip():
+            if number <= skip or not text.strip():
                 continue
             try:
                 made.append((number, self._operation(number, text)))
-            except (Invalid, TypeError, msgspec.MsgspecError) as exc:
+            except (Invalid, TypeError, RecursionError, msgspec.MsgspecError) as exc:
                 self._refuse(number, exc)
         answers = await self._oq.storage.apply([(op,) for _, op in made])
         for (number, _), answer in zip(made, answers, strict=True):
@@ -155,14 +201,15 @@ class Bulk:
         self.done.refused += 1
         self._shown += 1
         if self._shown <= MAX_SHOWN:
-            words = "not valid JSON" if isinstance(exc, msgspec.DecodeError) and not _is_about_fields(exc) else "refused"
+            unreadable = isinstance(exc, msgspec.DecodeError) and not isinstance(exc, msgspec.ValidationError)
+            words = "not valid JSON" if unreadable else "refused"
             print(f"line {number}: {words}: {exc}", file=sys.stderr)
         elif self._shown == MAX_SHOWN + 1:
             print(f"more than {MAX_SHOWN} lines were refused; the others are only counted", file=sys.stderr)
 
     # -- going on ----------------------------------------------------------------------------------
 
-    def _resume(self, lines: IO[bytes]) -> bool:
+    def _resume(self) -> bool:
         """Go on where the last run over this file stopped, if one did."""
         if self._note is None or not self._note.exists():
             return False
@@ -173,7 +220,6 @@ class Bulk:
         if last.store_id != self.done.store_id or last.size != self.done.size:
             raise Invalid(f"{self._note} belongs to another store or to another version of the file: delete it to begin anew")
         self.done = last
-        lines.seek(last.bytes)
         say(f"going on after line {last.lines}; delete {self._note} to begin anew")
         return True
 
@@ -191,23 +237,6 @@ class Bulk:
     def _say_how_to_go_on(self) -> None:
         same = "the same command" if self._note is not None else f"--skip {self.done.lines}"
         say(f"cut short after line {self.done.lines}: {self.done.stored} enqueued; {same} goes on")
-
-
-def _is_about_fields(exc: Exception) -> bool:
-    return isinstance(exc, msgspec.ValidationError)
-
-
-def _chunks(lines: IO[bytes]) -> Iterator[tuple[list[bytes], int]]:
-    chunk: list[bytes] = []
-    read = 0
-    while line := lines.readline(MAX_LINE):
-        chunk.append(line)
-        read += len(line)
-        if len(chunk) == CHUNK:
-            yield chunk, read
-            chunk, read = [], 0
-    if chunk:
-        yield chunk, read
 
 
 def _digits(number: int) -> str:

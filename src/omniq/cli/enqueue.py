@@ -24,18 +24,22 @@ def enqueue_command(
         typer.Argument(metavar="FUNC_OR_NAME", help="module:function, or the name of a registered task.", show_default=False),
     ] = None,
     args: Annotated[
-        str | None, typer.Argument(metavar="[ARGS]", help="One JSON array of the positional arguments.", show_default=False)
+        str | None, typer.Argument(metavar="ARGS", help="One JSON array of the positional arguments.", show_default=False)
     ] = None,
     kwargs: Annotated[str | None, typer.Option("--kwargs", metavar="JSON", help="A JSON object of keyword arguments.")] = None,
     eta: Annotated[str | None, typer.Option("--eta", metavar="TIME", help="Not before: 10m from now, or RFC 3339.")] = None,
-    queue: Annotated[str | None, typer.Option("--queue", help="The queue. Default: default.", show_default=False)] = None,
-    group: Annotated[str | None, typer.Option("--group", help="The group.")] = None,
-    retries: Annotated[int | None, typer.Option("--retries", min=0, help="How often a failed run is repeated.")] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", metavar="QUEUE", help="The queue. Default: default.", show_default=False)
+    ] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="The group.")] = None,
+    retries: Annotated[
+        int | None, typer.Option("--retries", metavar="N", min=0, help="How often a failed run is repeated.")
+    ] = None,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="DURATION", help="How long a run may take: 30s, 10m, 2h.")
     ] = None,
     idempotency_key: Annotated[
-        str | None, typer.Option("--idempotency-key", help="A second task with this key is not stored.")
+        str | None, typer.Option("--idempotency-key", metavar="KEY", help="A second task with this key is not stored.")
     ] = None,
     imports: Annotated[
         list[str] | None,
@@ -49,7 +53,9 @@ def enqueue_command(
         str | None,
         typer.Option("--from", metavar="FILE", help='Enqueue a task per line: {"func": …, "args": […], …}. - is stdin.'),
     ] = None,
-    skip: Annotated[int, typer.Option("--skip", min=0, help="With --from: leave out this many lines.")] = 0,
+    skip: Annotated[
+        int, typer.Option("--skip", metavar="N", min=0, help="With --from: leave out this many lines.", show_default=False)
+    ] = 0,
     store: StoreOption = None,
 ) -> None:
     """Store a task, and print its id alone on the last line of stdout.

@@ -44,6 +44,9 @@ def run_app(app: typer.Typer) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
+    if any(_is_undecoded(word) for word in sys.argv):
+        say("the command line is not UTF-8 text")
+        return USAGE
     try:
         code = app(prog_name="omniq", standalone_mode=False)
         return code if isinstance(code, int) else DONE
@@ -52,16 +55,28 @@ def run_app(app: typer.Typer) -> int:
     except OmniQError as exc:
         say(str(exc))
         return USAGE if isinstance(exc, Invalid) else FAILED
+    except OSError as exc:
+        say(f"{exc.filename or 'the system'}: {exc.strerror or exc}")
+        return FAILED
     except Exception as exc:
         if not hasattr(exc, "format_message"):  # what the parser of the command line raises has it
             raise
         return _usage_error(exc)
 
 
+def _is_undecoded(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def _usage_error(exc: Any) -> int:
     message = exc.format_message()
     context = getattr(exc, "ctx", None)
-    if not message:  # a group without a command shows its help
+    if context is not None and message == context.get_help():  # a group without a command
+        print(message, file=sys.stderr)
         return USAGE
     path = context.command_path if context is not None else "omniq"
     say(f"{message.rstrip('.')} (see {path} --help)")

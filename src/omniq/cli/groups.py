@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omniq.cli.exits import Missing, Quiet
+from omniq.cli.exits import Missing
 from omniq.cli.output import AfterOption, JsonOption, LimitOption, next_page, print_json, print_line, print_table
 from omniq.cli.queues import QueueArgument
 from omniq.cli.stores import StoreOption, opened, run
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from omniq.core import AsyncOmniQ
     from omniq.operations import GroupInfo
 
-app = typer.Typer(cls=Quiet, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
 def groups_command(
     context: typer.Context,
-    queue: Annotated[str | None, typer.Option("--queue", help="Only groups of this queue.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only groups of this queue.")] = None,
     limit: LimitOption = 50,
     after: AfterOption = None,
     json: JsonOption = False,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many to show.")]
+LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many to show.")]
 AfterOption = Annotated[
     str | None, typer.Option("--after", metavar="CURSOR", help="Go on after a page: the cursor that it named.")
 ]

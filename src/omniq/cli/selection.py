@@ -18,14 +18,21 @@ if TYPE_CHECKING:
 
 PAGE = 500
 
-IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of tasks.", show_default=False)]
+IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Ids of tasks.", show_default=False)]
 StatusOption = Annotated[
     list[TaskStatus] | None,
-    typer.Option("--status", case_sensitive=False, help="Only tasks with this status; give it again for more."),
+    typer.Option(
+        "--status",
+        metavar="STATUS",
+        case_sensitive=False,
+        help="Only tasks that are PENDING, RUNNING, RETRYING, SUCCESS, FAILED or CANCELLED; give it again for more.",
+    ),
 ]
-QueueOption = Annotated[str | None, typer.Option("--queue", help="Only tasks of this queue.")]
-NameOption = Annotated[str | None, typer.Option("--name", help="Only tasks of this function or registered name.")]
-GroupOption = Annotated[str | None, typer.Option("--group", help="Only tasks of this group.")]
+QueueOption = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only tasks of this queue.")]
+NameOption = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="Only tasks of this function or registered name.")
+]
+GroupOption = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only tasks of this group.")]
 SinceOption = Annotated[
     str | None,
     typer.Option("--since", metavar="TIME", help="Only tasks created since then: 2h for two hours ago, or RFC 3339."),

@@ -76,8 +76,8 @@ def _json(text: str, what: str) -> Any:
 
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError) as exc:
-        raise Invalid(f"{what} is not valid JSON ({exc}): {text!r}") from None
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as exc:
+        raise Invalid(f"{what} is not valid JSON ({exc}): {text[:200]!r}") from None
 
 
 def names(text: str | None) -> list[str] | None:

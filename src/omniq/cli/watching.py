@@ -26,6 +26,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.url import mask
 
 MAX_TASKS = 100
+RATE_S = 10.0  # a live view shows what happens now
 
 
 class View(msgspec.Struct, kw_only=True):
@@ -138,7 +139,7 @@ async def _look(oq: AsyncOmniQ, url: str) -> View:
         url=url,
         now_us=oq.storage.clock(),
         queues=queues,
-        rates=await read_rates(oq.storage),
+        rates=await read_rates(oq.storage, RATE_S),
         running=await _find(oq, State.RUNNING) if any(c.running for c in queues) else [],
         failed=await _find(oq, State.DEAD) if any(c.dead for c in queues) else [],
         workers=await oq.workers(),

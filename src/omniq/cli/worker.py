@@ -20,9 +20,14 @@ def worker_command(
         str | None,
         typer.Option("--queues", metavar="A,B", help="Queues to serve, in this order. Default: all.", show_default=False),
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="How many tasks run at once, per process.")] = 10,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, help="How many tasks run at once, per process.")
+    ] = 10,
     processes: Annotated[
-        int, typer.Option("--processes", min=1, max=1000, help="How many worker processes; those that die are replaced.")
+        int,
+        typer.Option(
+            "--processes", metavar="N", min=1, max=1000, help="How many worker processes; those that die are replaced."
+        ),
     ] = 1,
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when Python files of the working folder change. For development.")
@@ -38,7 +43,8 @@ def worker_command(
         typer.Option("--drain-and-exit", help="End when nothing is ready, running or waiting for a retry; later etas stay."),
     ] = False,
     max_tasks: Annotated[
-        int | None, typer.Option("--max-tasks", min=1, help="Replace a worker process after it has begun so many tasks.")
+        int | None,
+        typer.Option("--max-tasks", metavar="N", min=1, help="Replace a worker process after it has begun so many tasks."),
     ] = None,
     max_memory: Annotated[
         str | None,
