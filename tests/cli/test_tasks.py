@@ -1,9 +1,12 @@
 """`omniq tasks` and `omniq dlq`: filters, pages, one task in full, and actions on many."""
 
 import json
+import signal
+from pathlib import Path
 
 import pytest
 from support.shell import Shell
+from support.waiting import wait_for
 
 
 @pytest.fixture
@@ -104,6 +107,17 @@ def test_cancel_by_id_and_by_filter(each: Shell, some: dict[str, str]) -> None:
     assert some["later"] in dry.out
     assert each.ok("tasks", "cancel", "--status", "PENDING").out == "cancelled 1 task\n"
     assert ids_of(each, "tasks", "list", "--status", "CANCELLED") == {some["waiting"], some["later"]}
+
+
+def test_a_running_task_is_asked_to_end(sh: Shell) -> None:
+    gate = str(sh.folder / "gate")
+    id = sh.enqueue("jobs:wait_for", f'["{gate}"]')
+    worker = sh.start("worker", "jobs")
+    wait_for(lambda: Path(gate + ".runs").exists(), within=30)
+    assert sh.ok("tasks", "cancel", id).out == "cancelled 1 task; 1 running one is asked to end\n"
+    assert "RUNNING, asked to end" in sh.ok("tasks", "show", id).out
+    Path(gate).touch()
+    assert sh.interrupt(worker, signal.SIGTERM) == 0
 
 
 def test_retry_of_a_failed_task(each: Shell, some: dict[str, str]) -> None:

@@ -80,7 +80,7 @@ def spelled(parameter: Any) -> str:
     name = next(word for word in parameter.opts if word.startswith("--"))
     if parameter.is_flag:
         return name
-    return f"{name} {parameter.metavar}"
+    return f"{name} {parameter.metavar or name.rpartition('-')[2].upper()}"
 
 
 def meaning(parameter: Any) -> str:

@@ -50,13 +50,13 @@ def with_error(task: Task) -> dict[str, Any]:
     return {**fields, "error": fields["last_error"]}
 
 
-def report(tally: Tally, done: str, would: str, *, dry_run: bool, oq: AsyncOmniQ) -> None:
+def report(tally: Tally, done: str, would: str, *, dry_run: bool, oq: AsyncOmniQ, more: str = "") -> None:
     """What came of an action on many tasks; exit code 1 if any of them was refused."""
     from omniq.translate import task_of
 
     if dry_run and tally.tasks:
         print_table(COLUMNS, [row(task_of(record, oq.queue.serializer)) for record in tally.tasks])
-    print_line(f"{would if dry_run else done} {count(tally.done, 'task')}")
+    print_line(f"{would if dry_run else done} {count(tally.done, 'task')}{more}")
     for sentence in tally.refused:
         say(sentence)
     if tally.refused:

@@ -26,6 +26,7 @@ from omniq.logs import set_up_logging
 log = logging.getLogger("omniq.cli")
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
+LAST_WORDS_S = 1.0
 LIVED_S = 10.0  # a process that lived so long did not die of its start
 _decode = msgspec.json.Decoder(Report).decode
 
@@ -61,7 +62,8 @@ class Child:
 
     async def ended(self) -> int:
         code = await self.process.wait()
-        await self._reading
+        await asyncio.wait([self._reading], timeout=LAST_WORDS_S)  # a program that it left behind may hold its pipes open
+        self._reading.cancel()
         os.close(self._life)
         return code
 

@@ -12,6 +12,7 @@ from omniq.cli.output import (
     LimitOption,
     clean,
     compact_json,
+    count,
     print_json,
     print_line,
     print_table,
@@ -128,9 +129,13 @@ def cancel_command(
     filter = make_filter(status, queue, name, group, since, error_contains)
     must_select(ids, filter, everything)
 
+    running = 0
+
     def cancel(record: Record) -> Cancel | str:
+        nonlocal running
         if record.state.final:
             return f"task {record.id!r} has ended already: it is {record.status}"
+        running += record.state is State.RUNNING
         return Cancel(queue=record.queue, id=record.id)
 
     tally = Tally()
@@ -138,7 +143,8 @@ def cancel_command(
     async def work() -> None:
         async with opened(store) as oq:
             await act(oq, ids, filter, UNENDED, cancel, tally, dry_run=dry_run)
-            report(tally, "cancelled", "would cancel", dry_run=dry_run, oq=oq)
+            asked = f"; {count(running, 'running one is', 'running ones are')} asked to end" if running else ""
+            report(tally, "cancelled", "would cancel", dry_run=dry_run, oq=oq, more=asked)
 
     run(work)
 
