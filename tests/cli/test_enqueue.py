@@ -98,14 +98,14 @@ def test_a_wait_that_takes_too_long_ends_with_4(sh: Shell) -> None:
 
 
 def test_a_cancelled_task_ends_with_3(sh: Shell) -> None:
-    id = sh.enqueue("jobs:add", "[1]")
+    id = sh.put()
     sh.ok("tasks", "cancel", id)
     done = sh("result", id)
     assert (done.code, done.sentence()) == (3, f"task {id} was CANCELLED")
 
 
 def test_ctrl_c_while_waiting_leaves_the_task_and_prints_its_id(sh: Shell) -> None:
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     waiting = sh.start("enqueue", "jobs:add", "[2]", "--wait")
     with sh.queue() as oq:
         while sum(c.ready for c in oq.counts()) < 2:
@@ -117,7 +117,7 @@ def test_ctrl_c_while_waiting_leaves_the_task_and_prints_its_id(sh: Shell) -> No
 
 
 def test_ctrl_c_while_waiting_for_a_result(sh: Shell) -> None:
-    id = sh.enqueue("jobs:add", "[1]")
+    id = sh.put()
     waiting = sh.start("result", id, "--wait")
     sh.ok("queues")  # about as long as the other command needs to begin
     assert sh.interrupt(waiting) == 130

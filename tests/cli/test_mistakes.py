@@ -117,14 +117,14 @@ def test_a_variable_that_makes_no_sense(sh: Shell) -> None:
     ids=lambda value: named(value) if isinstance(value, list) else "",
 )
 def test_wrong_usage_is_one_sentence_and_2(sh: Shell, words: list[str], says: str) -> None:
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     done = sh(*words, store=words[0] != "migrate")
     assert (done.code, done.out) == (2, ""), done.err
     assert says in done.sentence()
 
 
 def test_a_command_line_that_is_no_text(sh: Shell) -> None:
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     done = sh("tasks", "show", os.fsdecode(b"\xff"))
     assert (done.code, done.sentence()) == (2, "the command line is not UTF-8 text")
     deep = sh("enqueue", "jobs:add", "[" * 5000)
@@ -147,14 +147,14 @@ def test_an_option_that_was_mistyped_says_where_to_look(sh: Shell) -> None:
 
 @pytest.mark.parametrize("words", [["tasks", "show"], ["tasks", "cancel"], ["tasks", "retry"], ["dlq", "requeue"], ["result"]])
 def test_an_unknown_id_is_1(each: Shell, words: list[str]) -> None:
-    each.enqueue("jobs:add", "[1]")
+    each.put()
     done = each(*words, "01JAB3Y8Z0000000000000000")
     assert done.code == 1
     assert done.sentence() == "no task '01JAB3Y8Z0000000000000000' in this store"
 
 
 def test_an_unknown_id_in_json_prints_nothing_on_stdout(sh: Shell) -> None:
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     for words in (["tasks", "show", "nope", "--json"], ["result", "nope", "--json", "--wait"]):
         done = sh(*words)
         assert (done.code, done.out) == (1, "")
@@ -171,7 +171,7 @@ def without_powers(command: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("words", [["queues"], ["enqueue", "jobs:add"], ["doctor"], ["worker", "jobs", "--drain-and-exit"]])
 def test_a_store_without_permission(each: Shell, words: list[str]) -> None:
-    each.enqueue("jobs:add", "[1]")
+    each.put()
     shut = each.folder / ("queue" if each.url.startswith("file") else "queue.db")
     shut.chmod(0)
     try:
@@ -193,7 +193,7 @@ def test_a_store_without_permission(each: Shell, words: list[str]) -> None:
 def test_a_store_of_a_newer_version(shells: Callable[..., Shell]) -> None:
     sh, folder = shells("sqlite"), shells("file", "folder")
     for shell in (sh, folder):
-        shell.enqueue("jobs:add", "[1]")
+        shell.put()
     with sqlite3.connect(sh.folder / "queue.db") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
@@ -223,7 +223,7 @@ def test_a_reader_that_leaves_early_is_no_fault(sh: Shell, words: list[str]) -> 
 
 
 def test_output_that_nobody_reads_at_all(sh: Shell) -> None:
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     for words in (["--help"], ["queues"], ["queues", "--json"], ["tasks", "list"]):
         reader, writer = os.pipe()
         os.close(reader)

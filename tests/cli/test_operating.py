@@ -21,7 +21,7 @@ def findings(shell: Shell, *words: str, code: int = 0) -> dict[str, dict[str, st
 
 
 def test_a_healthy_store(each: Shell) -> None:
-    each.enqueue("jobs:add", "[1]")
+    each.put()
     each.work()
     found = findings(each)
     assert {f["status"] for f in found.values()} == {"ok"}
@@ -61,14 +61,14 @@ def test_wrong_counters_are_found_and_repaired(sh: Shell) -> None:
 
 
 def test_what_is_no_fault_is_only_noted(each: Shell) -> None:
-    each.enqueue("jobs:add", "[1]")
+    each.put()
     assert "no worker serves it" in findings(each)["queues"]["message"]
     each.ok("pause", "default")
     assert findings(each)["queues"]["remedy"] == "omniq resume default"
 
 
 def test_a_clock_that_went_back_is_found(sh: Shell) -> None:
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     with sqlite3.connect(sh.folder / "queue.db") as db:
         db.execute("UPDATE events SET ts = ts + 3600000000")
     db.close()
@@ -102,7 +102,7 @@ def test_old_tasks_results_and_events_go(each: Shell) -> None:
 
 
 def test_purge_needs_an_age(sh: Shell) -> None:
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     assert sh("purge").code == 2
     assert sh("purge", "--older-than", "a while").sentence().startswith("'a while' is not a duration")
 
@@ -177,7 +177,7 @@ def test_a_copy_goes_on_within_the_events(shells: Callable[..., Shell]) -> None:
 
 def test_what_must_not_be_copied(shells: Callable[..., Shell]) -> None:
     sh, new = shells("sqlite"), shells("sqlite", "new")
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     same = sh("migrate", sh.url, sh.url, store=False)
     assert (same.code, same.sentence()) == (2, "SRC and DST are the same store")
     missing = sh("migrate", url_of("sqlite", sh.folder / "missing"), new.url, store=False)
@@ -199,7 +199,7 @@ def test_what_must_not_be_copied(shells: Callable[..., Shell]) -> None:
 
 
 def test_the_benchmark_measures_and_cleans_up(each: Shell) -> None:
-    id = each.enqueue("jobs:add", "[1]")
+    id = each.put()
     figures = each.ok("bench", "--tasks", "200", "--json").json()
     assert len(figures) == 5
     assert all(f["per_second"] > 0 for f in figures)
@@ -212,7 +212,7 @@ def test_the_benchmark_measures_and_cleans_up(each: Shell) -> None:
 
 
 def test_the_benchmark_cleans_up_after_ctrl_c(sh: Shell) -> None:
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     running = sh.start("bench", "--tasks", "200000", stdout=subprocess.DEVNULL)
     with sh.queue() as oq:
         wait_for(lambda: any(c.queue == "omniq.bench" and c.ready for c in oq.counts()), within=30)

@@ -33,7 +33,7 @@ def test_an_empty_store(each: Shell) -> None:
 
 
 def test_a_paused_queue_rests_until_it_is_resumed(each: Shell) -> None:
-    id = each.enqueue("jobs:add", "[1]")
+    id = each.put()
     assert each.ok("pause", "default").out == "paused queue default\n"
     assert each.ok("pause", "default").out == "queue default was paused already\n"
     each.work()
@@ -88,7 +88,7 @@ def test_pages_of_groups_cover_all_queues(each: Shell) -> None:
 
 
 def test_a_queue_or_group_that_is_not_there(each: Shell) -> None:
-    each.enqueue("jobs:add", "[1]")
+    each.put()
     missing = each("groups", "--queue", "nope")
     assert (missing.code, missing.sentence()) == (1, "no queue 'nope' in this store")
     unknown = each("groups", "set-limit", "default", "nobody", "3")

@@ -63,7 +63,7 @@ def test_it_survives_a_store_that_goes_away_and_comes_back(shells: Callable[...,
 
 
 def test_ctrl_c_ends_it_and_leaves_the_terminal_as_it_was(sh: Shell) -> None:
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     with sh.terminal("top") as terminal:
         terminal.until("q quits")
         terminal.type("\x03")
@@ -78,14 +78,14 @@ def test_without_a_terminal_or_a_store_it_says_so(sh: Shell) -> None:
     with sh.terminal("top") as terminal:
         assert terminal.ended() == 1
         assert "no store at" in terminal.screen()
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     with sh.terminal("top", "--every", "1ms") as terminal:
         assert terminal.ended() == 2
 
 
 @pytest.mark.parametrize("lines", [8, 5])
 def test_a_tiny_terminal_is_no_reason_to_fail(sh: Shell, lines: int) -> None:
-    sh.enqueue("jobs:add", "[1]")
+    sh.put()
     with sh.terminal("top", columns=40, lines=lines) as terminal:
         terminal.until("omniq top")
         terminal.type("q")

@@ -116,6 +116,11 @@ class Shell:
     def enqueue(self, *words: str) -> str:
         return self.ok("enqueue", *words).last
 
+    def put(self) -> str:
+        """A store with one waiting task, made without a process of its own."""
+        with self.queue() as oq:
+            return oq.enqueue("jobs:add", 1)
+
     def work(self, *options: str) -> Ended:
         """Run all tasks that can run now."""
         return self.ok("worker", "jobs", "--drain-and-exit", *options)
