@@ -22,7 +22,7 @@ def test_counts_rates_and_the_oldest(each: Shell) -> None:
     assert default["rate_in"] == default["rate_out"] > 0
     assert mail["rate_out"] == 0
     lines = each.ok("queues").out.splitlines()
-    assert lines[0].split()[:3] == ["QUEUE", "READY", "SCHEDULED"]
+    assert lines[0].split()[:3] == ["QUEUE", "READY", "SCHED"]
     assert lines[2].split()[:3] == ["mail", "1", "1"]
 
 

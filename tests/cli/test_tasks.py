@@ -47,7 +47,7 @@ def test_every_filter_of_the_list(each: Shell, some: dict[str, str]) -> None:
 
 def test_the_list_for_people(each: Shell, some: dict[str, str]) -> None:
     lines = each.ok("tasks", "list").out.splitlines()
-    assert lines[0].split() == ["ID", "STATUS", "QUEUE", "NAME", "ATTEMPTS", "CREATED", "ERROR"]
+    assert lines[0].split() == ["ID", "STATUS", "QUEUE", "NAME", "TRIES", "AGE", "ERROR"]
     assert lines[1].split()[:4] == [some["later"], "PENDING", "default", "jobs:add"]
     assert any(some["failed"] in line and "RuntimeError: out of paper" in line for line in lines)
     assert "\x1b" not in "".join(lines)
@@ -164,3 +164,14 @@ def test_many_dead_letters_are_requeued_in_pages(sh: Shell) -> None:
     sh.work("--concurrency", "20")
     assert sh.ok("dlq", "requeue", "--all", "--reset-attempts").out == "requeued 1203 tasks\n"
     assert sh.ok("queues", "--json").json()[0]["ready"] == 1203
+
+
+def test_a_narrow_terminal_cuts_errors_and_nothing_else(sh: Shell) -> None:
+    id = sh.enqueue("jobs:boom", json.dumps(["a long story " * 20]), "--retries", "0")
+    sh.work()
+    with sh.terminal("tasks", "list", columns=80) as terminal:
+        assert terminal.ended() == 0
+        header, line = terminal.screen().rstrip().splitlines()
+    assert header.split() == ["ID", "STATUS", "QUEUE", "NAME", "TRIES", "AGE", "ERROR"]
+    assert line.startswith(f"{id}  FAILED  default  jobs:boom")
+    assert line.endswith("…")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from omniq.cli.exits import FAILED, say
-from omniq.cli.output import count, next_page, one_line, print_json, print_line, print_table, when
+from omniq.cli.output import count, next_page, one_line, print_json, print_line, print_table
+from omniq.cli.values import short
 
 if TYPE_CHECKING:
     from omniq.cli.selection import Tally
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from omniq.models import Task
     from omniq.operations import Filter
 
-COLUMNS = ["ID", "STATUS", "QUEUE", "NAME", ">ATTEMPTS", "CREATED", "ERROR"]
+COLUMNS = ["ID", "STATUS", "QUEUE", "NAME", ">TRIES", ">AGE", "ERROR"]
 
 
 async def list_tasks(oq: AsyncOmniQ, filter: Filter, limit: int, after: str | None, as_json: bool) -> None:
@@ -38,8 +40,9 @@ async def list_tasks(oq: AsyncOmniQ, filter: Filter, limit: int, after: str | No
 
 
 def row(task: Task) -> Sequence[object]:
-    error = None if task.last_error is None else one_line(str(task.last_error))
-    return (task.id, task.status.value, task.queue, task.func_path, task.attempts, when(task.created_at), error)
+    age = short((datetime.now(UTC) - task.created_at).total_seconds())
+    error = None if task.last_error is None else one_line(str(task.last_error), 120)
+    return (task.id, task.status.value, task.queue, task.func_path, task.attempts, age, error)
 
 
 def with_error(task: Task) -> dict[str, Any]:

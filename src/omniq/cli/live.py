@@ -24,6 +24,13 @@ class Numbers(Protocol):
     retried: int
 
 
+def show_cursor() -> None:
+    """For a program that leaves at once: the line had hidden it."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")
+        sys.stderr.flush()
+
+
 class LiveLine:
     """Shows numbers on stderr, four times a second, and how many tasks end per second."""
 

@@ -47,8 +47,11 @@ def print_line(text: str = "") -> None:
     sys.stdout.write(clean(text) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns whose title begins with `>` are numbers. Nothing is cut: a pipe has no width."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, fold: bool = False) -> None:
+    """Columns whose title begins with `>` are numbers. In a narrow terminal the last column is cut, or folded with `fold`.
+
+    In a pipe nothing is cut: it has no width.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -56,9 +59,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     wide = None if sys.stdout.isatty() else 10_000
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=column is not columns[-1])
     for row in rows:
-        table.add_row(*(Text(clean("–" if cell is None else str(cell))) for cell in row))
+        cells = [Text(clean("–" if cell is None else str(cell)), no_wrap=True, overflow="ellipsis") for cell in row]
+        cells[-1].no_wrap = not fold
+        table.add_row(*cells)
     console = Console(file=sys.stdout, width=wide, highlight=False)
     if wide is None:
         console.print(table)

@@ -42,27 +42,15 @@ def queues_command(json: JsonOption = False, store: StoreOption = None) -> None:
     run(work)
 
 
-COLUMNS = [
-    "QUEUE",
-    ">READY",
-    ">SCHEDULED",
-    ">BLOCKED",
-    ">RUNNING",
-    ">DONE",
-    ">FAILED",
-    ">CANCELLED",
-    ">IN/S",
-    ">OUT/S",
-    ">OLDEST",
-    "STATE",
-]
+COUNTS = [">READY", ">SCHED", ">BLOCK", ">RUN", ">DONE", ">FAIL", ">CANC"]
+COLUMNS = ["QUEUE", *COUNTS, ">IN/S", ">OUT/S", ">OLDEST"]
 
 
 def row(c: QueueCounts, rates: Rates | None, now_us: int) -> tuple[object, ...]:
     oldest = None if c.oldest_ready_us is None else short((now_us - c.oldest_ready_us) / 1e6)
     speeds = (None, None) if rates is None else (f"{rates.into(c.queue):.1f}", f"{rates.out_of(c.queue):.1f}")
-    state = "paused" if c.paused else ""
-    return (c.queue, c.ready, c.scheduled, c.blocked, c.running, c.done, c.dead, c.cancelled, *speeds, oldest, state)
+    name = f"{c.queue} (paused)" if c.paused else c.queue
+    return (name, c.ready, c.scheduled, c.blocked, c.running, c.done, c.dead, c.cancelled, *speeds, oldest)
 
 
 def _fields(c: QueueCounts, rates: Rates | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 import msgspec
 
 from omniq.cli.exits import DONE, USAGE
-from omniq.cli.live import LiveLine
+from omniq.cli.live import LiveLine, show_cursor
 from omniq.cli.stores import settings_and_url
 from omniq.cli.working import Plan, Report, catch_signals
 from omniq.errors import ConfigError
@@ -115,6 +115,7 @@ class Supervisor:
             log.warning("second signal: leaving now; unfinished tasks come back by themselves")
             for child in self._children.values():
                 child.send(signal.SIGKILL)
+            show_cursor()
             os._exit(128 + number)
         log.info("stopping %d worker processes", len(self._children))
         self._stop()

@@ -192,6 +192,7 @@ def _show(task: Task, result: TaskResult | None, events: list[Event]) -> None:
                 (when(e.ts), short((e.ts - first).total_seconds()), e.event, e.attempt or None, e.worker, _detail(e.data))
                 for e in events
             ],
+            fold=True,
         )
     if task.last_error is not None:
         print_line(f"\nlast error: {task.last_error}")

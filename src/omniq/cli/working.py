@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import msgspec
 
-from omniq.cli.live import LiveLine
+from omniq.cli.live import LiveLine, show_cursor
 from omniq.cli.modules import import_modules
 from omniq.cli.stores import must_exist, settings_and_url
 from omniq.context import TaskContext
@@ -198,6 +198,7 @@ def _catch_signals(pool: AsyncWorkerPool, stopping: asyncio.Event) -> None:
     def on_signal(number: int) -> None:
         if stopping.is_set():
             log.warning("second signal: leaving now; unfinished tasks come back by themselves")
+            show_cursor()
             os._exit(128 + number)
         log.info("stopping: %d tasks have %g s to finish", pool.running, pool.grace)
         stopping.set()
