@@ -1,4 +1,4 @@
-"""`python -m benchmarks [names] [--quick] [--json] [--folder DIR]`: measure, compare with raw SQLite, print a table."""
+"""`python -m benchmarks [names] [--quick] [--json] [--folder DIR]`: measure, compare in the same run, print a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import drain, enqueue, pickup, resting
+from benchmarks import drain, enqueue, file, on_redis, pickup, resting, tcp
 from benchmarks.bench import RESULTS, Bench
 from benchmarks.figures import Figure
 
@@ -24,6 +24,10 @@ SUBJECTS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "pickup": pickup.run,
     "idle": resting.run_idle,
     "memory": resting.run_memory,
+    "redis": on_redis.run,
+    "tcp": tcp.run,
+    "file": file.run,
+    "waiting": file.run_waiting,
 }
 
 
@@ -55,7 +59,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of omniq on SQLite, durable.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of omniq, durable.")
     parser.add_argument("names", nargs="*", help=f"which to run: {', '.join(SUBJECTS)}; all without any")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer runs, for a first impression")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table and a file")
@@ -66,7 +70,7 @@ def _arguments() -> argparse.Namespace:
 def _show(report: dict[str, Any], figures: list[Figure]) -> None:
     machine = report["machine"]
     title = (
-        f"omniq on SQLite {machine['sqlite']}, synchronous=FULL, {machine['file_system']}; Python {machine['python']}; "
+        f"omniq, durable, on {machine['file_system']}; SQLite {machine['sqlite']}, Python {machine['python']}; "
         f"{machine['cpus']} CPUs, load {machine['load_average'][0]} before, {report['load_average_after'][0]} after"
     )
     table = Table(title=title, title_justify="left")

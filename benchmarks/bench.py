@@ -23,6 +23,14 @@ from benchmarks.timing import Stopwatch
 RESULTS = Path(__file__).parent / "results"
 
 
+def sqlite(store: Path) -> str:
+    return f"sqlite:///{store}"
+
+
+def folder(store: Path) -> str:
+    return f"file://{store}"
+
+
 class Bench:
     """One run of the benchmarks. Stores are made in a folder of this checkout: the usual temporary one may be in memory."""
 
@@ -87,7 +95,7 @@ class Bench:
     @contextmanager
     def worker(self, store: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         """`omniq worker` in a process of its own; it may still be starting."""
-        command = [sys.executable, "-m", "omniq", "worker", "benchmarks.jobs", "--store", f"sqlite:///{store}", *options]
+        command = [sys.executable, "-m", "omniq", "worker", "benchmarks.jobs", "--store", sqlite(store), *options]
         environment = os.environ | {"OMNIQ_LOG_LEVEL": "ERROR"}
         process = subprocess.Popen(command, cwd=Path(__file__).parent.parent, env=environment)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from benchmarks import jobs
 from benchmarks.baseline import reserve_and_ack
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, sqlite
 from benchmarks.enqueue import PAYLOAD
 from benchmarks.figures import Figure
 from benchmarks.timing import Stopwatch
@@ -44,7 +43,7 @@ def measure(bench: Bench, name: str, tasks: int, fill: Callable[[AsyncOmniQ], An
     batches: list[int] = []
 
     def once(store: Path) -> Stopwatch:
-        watch, batch = asyncio.run(drain(store, tasks, fill))
+        watch, batch = asyncio.run(drain(sqlite(store), tasks, fill))
         batches.append(max(round(batch), 1))
         return watch
 
@@ -60,18 +59,17 @@ def measure(bench: Bench, name: str, tasks: int, fill: Callable[[AsyncOmniQ], An
     )
 
 
-async def drain(store: Path, tasks: int, fill: Callable[[AsyncOmniQ], Any]) -> tuple[Stopwatch, float]:
+async def drain(url: str, tasks: int, fill: Callable[[AsyncOmniQ], Any]) -> tuple[Stopwatch, float]:
     """From the first lease to the last completion, with the CPU of the whole; and how many tasks a lease took on average."""
-    async with AsyncOmniQ.from_url(f"sqlite:///{store}") as oq:
+    async with AsyncOmniQ.from_url(url) as oq:
         await fill(oq)
         with Stopwatch(tasks) as watch:
             async with await oq.worker(CONCURRENCY) as pool:
                 await pool.drain()
         assert [c.done for c in await oq.counts()] == [tasks]
-    log = sqlite3.connect(store)
-    first, leases = log.execute("SELECT min(ts), count(DISTINCT ts) FROM events WHERE event = 'started'").fetchone()
-    last, results = log.execute("SELECT max(finished_at), count(*) FROM results").fetchone()
-    log.close()
-    assert results == tasks
-    watch.seconds = (last - first) / 1e6
-    return watch, tasks / leases
+        events = await oq.storage.events(limit=10 * tasks)
+        ended = [event for event in events if event.event == "succeeded"]
+        assert len(await oq.storage.results([event.task_id for event in ended])) == tasks
+    leases = {event.ts_us for event in events if event.event == "started"}
+    watch.seconds = (max(event.ts_us for event in ended) - min(leases)) / 1e6
+    return watch, tasks / len(leases)

@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from omniq.queue import AsyncTaskQueue
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
     from omniq.storage.base import BaseStorage
+    from omniq.storage.file import FileStorage
     from omniq.storage.memory import MemoryStorage
+    from omniq.storage.redis import RedisStorage
     from omniq.storage.sqlite import SQLiteStorage
-    from omniq.tasks import TaskFunction, task
+    from omniq.tasks import TaskFunction, handler, task
     from omniq.worker import AsyncWorkerPool, WorkerPool
 
 _PLACES = {
@@ -60,9 +62,11 @@ _PLACES = {
     "omniq.queue": "AsyncTaskQueue",
     "omniq.serialization": "CloudpickleSerializer MsgspecSerializer Serializer",
     "omniq.storage.base": "BaseStorage",
+    "omniq.storage.file": "FileStorage",
     "omniq.storage.memory": "MemoryStorage",
+    "omniq.storage.redis": "RedisStorage",
     "omniq.storage.sqlite": "SQLiteStorage",
-    "omniq.tasks": "TaskFunction task",
+    "omniq.tasks": "TaskFunction handler task",
     "omniq.worker": "AsyncWorkerPool WorkerPool",
 }
 _HOME = {name: module for module, names in _PLACES.items() for name in names.split()}
@@ -90,6 +94,7 @@ __all__ = [
     "DriverClosed",
     "DuplicateId",
     "Event",
+    "FileStorage",
     "Filter",
     "IdempotencyConflict",
     "Invalid",
@@ -102,6 +107,7 @@ __all__ = [
     "OmniQError",
     "OutcomeUnknown",
     "QueueCounts",
+    "RedisStorage",
     "Refused",
     "Retry",
     "SQLiteStorage",
@@ -126,6 +132,7 @@ __all__ = [
     "WorkerPool",
     "__version__",
     "current_task",
+    "handler",
     "load_settings",
     "task",
 ]

@@ -74,6 +74,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         if self.backend == "file":
             if target is not None and target.startswith("file:"):
                 return target
+            if target is not None and self.base_dir is None:
+                raise ConfigError(f"backend 'file' cannot open {mask(target)!r}: give base_dir (OMNIQ_BASE_DIR) or a file: URL")
             return "file://" + quote(os.path.abspath(self.base_dir or "omniq-data"))
         if self.backend == "redis":
             if target is None or not target.startswith(("redis:", "rediss:")):
@@ -117,11 +119,10 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     if "backend" not in values:
         values["backend"] = _backend_of(values)
     settings = Settings(**values)
-    if settings.backend != "file":
-        try:
-            _ = settings.url
-        except ConfigError as exc:
-            raise ConfigError(f"OMNIQ_DB_URL, OMNIQ_BACKEND: {exc}") from exc
+    try:
+        _ = settings.url
+    except ConfigError as exc:
+        raise ConfigError(f"OMNIQ_DB_URL, OMNIQ_BACKEND: {exc}") from exc
     return settings
 
 

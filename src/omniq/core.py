@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -16,6 +13,7 @@ from omniq.errors import DriverClosed
 from omniq.middleware import Middleware
 from omniq.models import Event, Task, TaskResult
 from omniq.operations import Filter, GroupInfo, QueueCounts, WorkerInfo
+from omniq.portal import Portal
 from omniq.queue import AsyncTaskQueue, Batch, Row, with_schedule
 from omniq.storage.base import BaseStorage
 from omniq.tasks import NO_OPTIONS, OptionFields, Options, TaskFunction, make_options
@@ -229,44 +227,12 @@ class AsyncTransaction:
             self._batch.ids = await self._queue.store(self._batch)
 
 
-class _Portal:
-    """A private event loop in a thread, so that blocking calls work with and without a running loop around them."""
-
-    def __init__(self) -> None:
-        self._pid = 0
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._running()).result()
-
-    def _running(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop
-        if loop is None or self._pid != os.getpid():  # a forked child has no threads of its parent
-            with self._lock:
-                if self._loop is None or self._pid != os.getpid():
-                    self._loop = asyncio.new_event_loop()
-                    self._thread = threading.Thread(target=self._loop.run_forever, name="omniq-portal", daemon=True)
-                    self._thread.start()
-                    self._pid = os.getpid()
-                loop = self._loop
-        return loop
-
-    def close(self) -> None:
-        if self._loop is not None and self._thread is not None and self._pid == os.getpid():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-        self._loop = self._thread = None
-
-
 class OmniQ:
     """The blocking twin of `AsyncOmniQ`: the same methods, for scripts, threads and code inside a running event loop."""
 
     def __init__(self, storage: BaseStorage, *, settings: Settings | None = None) -> None:
         self._async = AsyncOmniQ(storage, settings=settings)
-        self._portal = _Portal()
+        self._portal = Portal()
         self._closed = False
         self.settings, self.storage, self.queue = self._async.settings, storage, self._async.queue
 

@@ -11,7 +11,13 @@
     │   │   └── LeaseExpired
     │   ├── LeaseHeld            a reaper came too early
     │   ├── DuplicateId  IdempotencyConflict
-    │   └── NotDead  NotWaiting  CrossQueue  RunClosed
+    │   ├── NotDead  NotWaiting  CrossQueue  RunClosed
+    │   └── ContractError        what `omniq.contract` raises, with a code
+    │       └── LeaseLost        NOT_ACTIVE, TOKEN_MISMATCH
+    ├── ClientError              from `omniq.client`, of a TCP server
+    │   ├── ConnectionLost       no connection, or it broke; what was sent may have been carried out
+    │   └── ErrorReply           the server answered ERR
+    │       └── TaskNotAcquired  AuthenticationFailed  LimitReached  ServerStopping
     └── StoreError               the store failed
         ├── StoreUnavailable  StoreFull  StoreTooNew  DriverClosed  EventsLost
         └── OutcomeUnknown       sent, but no answer: send the same call again with repeat=True
@@ -114,6 +120,49 @@ class CrossQueue(Refused):
 
 class RunClosed(Refused):
     """The staged run was already committed or aborted."""
+
+
+class ContractError(Refused, RuntimeError):
+    """A refusal of `omniq.contract`. `code` is the word that clients of every language know; the text ends in it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{message}: {code}")
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[ContractError], tuple[str, str]]:
+        return type(self), (self.code, str(self).removesuffix(f": {self.code}"))
+
+
+class LeaseLost(ContractError):
+    """The lease is not held under this token any more (NOT_ACTIVE, TOKEN_MISMATCH): stop working on the job."""
+
+
+class ClientError(OmniQError):
+    """A TCP server could not be asked, or said no."""
+
+
+class ConnectionLost(ClientError):
+    """There is no connection, or it broke before the answer came; what was sent may have been carried out."""
+
+
+class ErrorReply(ClientError):
+    """The server answered ERR; the text is the server's."""
+
+
+class TaskNotAcquired(ErrorReply):
+    """This connection does not hold the task, or holds it no more."""
+
+
+class AuthenticationFailed(ErrorReply):
+    """The server wants a token, or another one."""
+
+
+class LimitReached(ErrorReply):
+    """Something is larger or more than the server allows; the text names the limit."""
+
+
+class ServerStopping(ErrorReply):
+    """The server is shutting down; connect again later, or to another one."""
 
 
 class StoreError(OmniQError):

@@ -99,6 +99,14 @@ class TaskError(msgspec.Struct, frozen=True):
             message, text = f"(its text cannot be made: {type(broken).__name__})", ""
         return cls(type(exc).__name__, _storable(message), _storable(text)).cut()
 
+    @classmethod
+    def from_text(cls, text: str) -> TaskError:
+        """An error that arrived as one text, such as `ValueError: no such page`; `str()` gives the text back."""
+        kind, colon, message = text.partition(": ")
+        if colon and message and all(part.isidentifier() for part in kind.split(".")):
+            return cls(kind, _storable(message)).cut()
+        return cls("", _storable(text)).cut()
+
     def cut(self) -> TaskError:
         """The same error within the size that a store keeps; of a long traceback the end is what tells."""
         if len(self.type) + len(self.message) + len(self.traceback) <= MAX_ERROR_CHARS:
@@ -108,7 +116,7 @@ class TaskError(msgspec.Struct, frozen=True):
         return TaskError(kind, message, "[cut] …\n" + self.traceback[-room:])
 
     def __str__(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
+        return f"{self.type}: {self.message}" if self.type and self.message else self.type or self.message
 
 
 def _storable(text: str) -> str:

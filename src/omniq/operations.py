@@ -1,6 +1,7 @@
 """The words between core and driver: operations go down in transactions, outcomes come back.
 
-Times and durations are integer microseconds. `Reserve` and `Beat` stand alone in their transaction; the others combine.
+Times and durations are integer microseconds. `Reserve`, `Beat`, `OpenFanIn` and `CountFanIn` stand alone in their transaction;
+the others combine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ KEY_TTL_US = 86_400_000_000  # how long an idempotency key lives, unless it is t
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What every operation is; `Reserve` and `Beat` name no task."""
+    """What every operation is; those that stand alone name no task."""
 
 
 class Enqueue(Operation, frozen=True, gc=False, kw_only=True):
@@ -166,6 +167,21 @@ class Beat(Operation, frozen=True, gc=False, kw_only=True):
     gone: bool = False
 
 
+class OpenFanIn(Operation, frozen=True, gc=False, kw_only=True):
+    """Wait for `expected` members to be counted under a key; the same again changes nothing, until `ttl_us` after the first."""
+
+    key: str
+    expected: int
+    ttl_us: int = 30 * 86_400_000_000
+
+
+class CountFanIn(Operation, frozen=True, gc=False, kw_only=True):
+    """Count a member, once: a repeat gets the answer that it got the first time."""
+
+    key: str
+    member: str
+
+
 # -- outcomes ------------------------------------------------------------------------------------
 
 
@@ -232,6 +248,12 @@ class Removed(Outcome, frozen=True, gc=False, kw_only=True):
 
 class Beaten(Outcome, frozen=True, gc=False, kw_only=True):
     pass
+
+
+class FannedIn(Outcome, frozen=True, gc=False, kw_only=True):
+    """How many members are still missing; 0 for the last one, -1 if nobody opened the key."""
+
+    left: int
 
 
 # -- answers of the looking calls ----------------------------------------------------------------

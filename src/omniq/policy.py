@@ -16,6 +16,7 @@ from omniq.operations import Cancel, Fail, Lease, Operation, Retry
 
 HOUR_MS = 3_600_000
 DEFAULT_MAX_ATTEMPTS = 4
+SERVER_PREFIX = "serve:"  # how a TCP server's name as a holder begins
 
 
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +71,7 @@ def next_run(task: Record, now_us: int) -> int | None:
 
 def after_failure(
     task: Record,
-    error: TaskError,
+    error: TaskError | None,
     now_us: int,
     random: float,
     *,
@@ -92,6 +93,11 @@ def after_loss(lease: Lease, now_us: int, random: float) -> Operation:
     task, lost = lease.record, lease.lost
     held: dict[str, Any] = {"queue": task.queue, "id": task.id, "token": task.token}
     error = _loss_error(task, lost)
+    if (task.worker or "").startswith(SERVER_PREFIX):
+        # A server only keeps the lease for a client, whose work has not failed: that costs no attempt.
+        if task.cancel_requested:
+            return Cancel(**held, lost=lost, error=error)
+        return Retry(**held, error=error, lost=lost, attempts=max(task.attempts - 1, 0))
     if task.attempts >= max_attempts(task):
         return Fail(**held, error=error, lost=lost, again_us=next_run(task, now_us))
     if task.cancel_requested:

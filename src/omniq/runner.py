@@ -16,18 +16,23 @@ from omniq.errors import Refused, SerializationError, Unrecoverable
 from omniq.errors import Retry as RetryLater
 from omniq.middleware import Middleware
 from omniq.models import Record, TaskError
-from omniq.operations import Cancel, Fail, Operation, Progress, Release
+from omniq.operations import Ack, Cancel, Fail, Operation, Progress, Release
 from omniq.queue import AsyncTaskQueue
 from omniq.runnable import Runnable
 from omniq.tasks import NotRunnable, Resolver
 from omniq.threads import TaskThreads
-from omniq.translate import decode_call
+from omniq.translate import PAYLOAD_ONLY, called_name, decode_call
 
 log = logging.getLogger("omniq.worker")
 
 PROGRESS_S = 0.2  # how often the progress of a task is stored at most
 
 Transaction = tuple[Operation, ...]
+Holding = tuple[str, str | None]  # a worker that was frozen may hold a task a second time while its first run goes on
+
+
+def holding(task: Record | Progress) -> Holding:
+    return task.id, task.token
 
 
 class Run:
@@ -59,11 +64,11 @@ class Runner:
         send: Callable[[Transaction], None],
     ) -> None:
         self._queue, self._resolver, self._middleware, self._send = queue, resolver, tuple(middleware), send
-        self.running: dict[str, Run] = {}
+        self.running: dict[Holding, Run] = {}
         self.leaving = False
         self.done = self.failed = self.retried = 0
-        self._runnables: dict[str, Runnable] = {}
-        self._joint: dict[str, Run] = {}  # ended runs whose ack carries what they enqueued
+        self._runnables: dict[tuple[str, str], Runnable] = {}
+        self._joint: dict[Holding, Run] = {}  # ended runs whose ack carries what they enqueued
         self._next_deadline = math.inf
         self._deadline_timer: asyncio.TimerHandle | None = None
 
@@ -80,21 +85,21 @@ class Runner:
         """Run a task in the current asyncio task; what to store of it, and how many seconds it took."""
         context = TaskContext(record, self._queue.batch)
         run = Run(record, context, cast("asyncio.Task[None]", asyncio.current_task()))
-        self.running[record.id] = run
+        self.running[holding(record)] = run
         context.on_progress = functools.partial(self._progress_soon, run)
         token = enter(context)
         try:
             transaction = await self._outcome(run)
         finally:
             leave(token)
-            del self.running[record.id]
+            del self.running[holding(record)]
         ended: list[Transaction] = []
         if transaction is not None:
             if context.unsent_progress is not None:  # the last word, said just before the end
                 ended.append((_progress(record, context.unsent_progress),))
             ended.append(transaction)
             if len(transaction) > 1:
-                self._joint[record.id] = run
+                self._joint[holding(record)] = run
         return ended, time.monotonic() - run.started
 
     async def _outcome(self, run: Run) -> tuple[Operation, ...] | None:
@@ -132,10 +137,12 @@ class Runner:
 
     async def _call(self, run: Run) -> Any:
         record = run.record
-        runnable = self._runnables.get(record.name)
-        if runnable is None:
-            runnable = self._runnables[record.name] = Runnable(self._resolver.resolve(record.name))
         try:
+            name = called_name(record, self._queue.serializer)
+            place = (name, record.queue if name == PAYLOAD_ONLY else "")
+            runnable = self._runnables.get(place)
+            if runnable is None:
+                runnable = self._runnables[place] = Runnable(self._resolver.resolve(*place))
             args, kwargs = decode_call(record, self._queue.serializer)
         except SerializationError as exc:
             raise Unrecoverable(f"SerializationError: {exc}") from exc
@@ -231,7 +238,7 @@ class Runner:
 
     def cancel(self, task: Record | Progress) -> None:
         """Somebody asked for the task to end: an async function is cancelled, any other can ask `check_cancelled()`."""
-        run = self.running.get(task.id)
+        run = self.running.get(holding(task))
         if run is not None and not run.context.cancelled:
             run.context.cancelled = True
             if run.is_async:
@@ -239,19 +246,19 @@ class Runner:
 
     def lose(self, record: Record) -> bool:
         """Somebody else has the task by now: stop working on it. Whether it runs here."""
-        run = self.running.get(record.id)
-        if run is None or run.record is not record:
+        run = self.running.get(holding(record))
+        if run is None:
             return False
         run.context.cancelled = True
         run.interrupt("lost")
         return True
 
-    def joint_stored(self, task_id: str) -> None:
-        self._joint.pop(task_id, None)
+    def joint_ended(self, ack: Ack) -> None:
+        self._joint.pop((ack.id, ack.token), None)
 
-    def joint_refused(self, task_id: str, refusal: Refused) -> Transaction | None:
+    def joint_refused(self, ack: Ack, refusal: Refused) -> Transaction | None:
         """The store refused what a task enqueued together with its ack: then the run has failed, and says why."""
-        run = self._joint.pop(task_id, None)
+        run = self._joint.pop((ack.id, ack.token), None)
         return None if run is None else self._store_failure(run, TaskError.of(refusal))
 
     # -- progress ----------------------------------------------------------------------------------
@@ -269,12 +276,12 @@ class Runner:
 
     def _rearm_progress(self, run: Run) -> None:
         run.context.on_progress = functools.partial(self._progress_soon, run)
-        if run.context.unsent_progress is not None and self.running.get(run.record.id) is run:
+        if run.context.unsent_progress is not None and self.running.get(holding(run.record)) is run:
             self._schedule_progress(run)
 
     def _send_progress(self, run: Run) -> None:
         record, data = run.record, run.context.unsent_progress
-        if data is not None and self.running.get(record.id) is run:
+        if data is not None and self.running.get(holding(record)) is run:
             run.context.unsent_progress = None
             self._send((_progress(record, data),))
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from omniq.errors import Invalid, OmniQError
-from omniq.models import Schedule, check_name
+from omniq.models import Schedule, check_name, check_queue
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -143,6 +143,27 @@ def task(func: Callable[..., Any] | None = None, /, *, name: str | None = None, 
     return register if func is None else register(func)
 
 
+HANDLERS: dict[str, Callable[..., Any]] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def handler(queue: str) -> Callable[[F], F]:
+    """Register a function for the tasks of a queue that name no function, as clients of other languages publish them.
+
+    It gets the payload; `{"args": […], "kwargs": {…}}` is spread.
+    """
+    check_queue(queue)
+
+    def register(f: F) -> F:
+        there = HANDLERS.get(queue)
+        if there is not None and (there.__module__, there.__qualname__) != (f.__module__, f.__qualname__):
+            raise Invalid(f"queue {queue!r} is handled by {there.__module__}:{there.__qualname__} already")
+        HANDLERS[queue] = f
+        return f
+
+    return register
+
+
 def func_path(func: Callable[..., Any]) -> str:
     """`module:qualname` of a function that can be found again by that path; anything else is refused with what to do."""
     module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
@@ -233,12 +254,24 @@ class Resolver:
         self._allow = None if allow is None else frozenset(allow)
         self._found: dict[str, Callable[..., Any]] = {}
 
-    def resolve(self, name: str) -> Callable[..., Any]:
+    def resolve(self, name: str, queue: str = "") -> Callable[..., Any]:
+        """The function of that name; for `*`, a task without one, the handler of its queue."""
+        if name == "*":
+            return self._handler(queue)
         found = self._found.get(name)
         if found is None:
             registered = REGISTRY.get(name)
             found = self._found[name] = registered.func if registered is not None else self._import(name)
         return found
+
+    def _handler(self, queue: str) -> Callable[..., Any]:
+        found = HANDLERS.get(queue)
+        if found is None:
+            raise NotRunnable(
+                f"this task names no function: register a handler with @omniq.handler({queue!r}), put a registered name into "
+                f"its payload as 'func', or run the queue with consume() of omniq.contract"
+            )
+        return found.func if isinstance(found, TaskFunction) else found
 
     def _import(self, path: str) -> Callable[..., Any]:
         module_name, colon, qualname = path.partition(":")

@@ -25,6 +25,8 @@ from omniq.operations import Enqueue, EventRow
 from omniq.serialization import Serializer, decode
 
 Call = tuple[list[Any], dict[str, Any]]
+PAYLOAD_ONLY = "*"  # the name of a task that has none, as clients of the contract publish them
+TCP = "tcp"  # the origin of tasks that came over the line protocol
 
 
 def encode_call(args: Any, kwargs: dict[str, Any], serializer: Serializer) -> bytes:
@@ -37,14 +39,43 @@ def decode_call(task: Record, serializer: Serializer) -> Call:
     if task.payload is None:
         return [], {}
     value = decode(task.payload, task.encoding, serializer)
+    if task.origin == TCP:
+        return _call_of_json(value)
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
-        if fields and fields.keys() <= {"args", "kwargs", "func"} and (fields.keys() & {"args", "kwargs"}):
+        names_itself = task.name == PAYLOAD_ONLY and isinstance(fields.get("func"), str)
+        if names_itself or (fields.keys() <= {"args", "kwargs", "func"} and (fields.keys() & {"args", "kwargs"})):
             args: Any = fields.get("args") or []
             kwargs: Any = fields.get("kwargs") or {}
             if isinstance(args, list | tuple) and isinstance(kwargs, dict):
                 return list(cast("list[Any]", args)), cast("dict[str, Any]", kwargs)
+            if names_itself:
+                raise SerializationError(
+                    f"the payload calls {fields['func']!r} with args that are no list or kwargs that are none"
+                )
     return [value], {}
+
+
+def called_name(task: Record, serializer: Serializer) -> str:
+    """What a task asks to be run: its name, or a string `func` in the payload of one that has none."""
+    if task.name != PAYLOAD_ONLY or task.payload is None:
+        return task.name
+    value = decode(task.payload, task.encoding, serializer)
+    func = cast("dict[str, Any]", value).get("func") if isinstance(value, dict) else None
+    return func if isinstance(func, str) else PAYLOAD_ONLY
+
+
+def _call_of_json(value: Any) -> Call:
+    """The call of a task from the line protocol: an array is the positional arguments, an object the keyword ones."""
+    if isinstance(value, list):
+        return cast("list[Any]", value), {}
+    if not isinstance(value, dict):
+        return [value], {}
+    fields = cast("dict[str, Any]", value)
+    args, kwargs = fields.get("args", []), fields.get("kwargs", {})
+    if fields and fields.keys() <= {"args", "kwargs"} and isinstance(args, list) and isinstance(kwargs, dict):
+        return cast("list[Any]", args), cast("dict[str, Any]", kwargs)
+    return [], fields
 
 
 def fingerprint(*parts: Any) -> str:

@@ -35,9 +35,9 @@ from omniq.errors import (
 from omniq.heartbeat import Heartbeat
 from omniq.middleware import Middleware
 from omniq.models import Record, State, check_queue, new_id, new_token
-from omniq.operations import Beat, Extended, Filter, Operation, Progress, Reserve, Reserved, WorkerInfo
+from omniq.operations import Ack, Beat, Extended, Filter, Operation, Progress, Reserve, Reserved, WorkerInfo
 from omniq.queue import AsyncTaskQueue
-from omniq.runner import Runner, release
+from omniq.runner import Holding, Runner, holding, release
 from omniq.storage.base import BaseStorage, Result
 from omniq.tasks import Resolver
 from omniq.upkeep import Upkeep
@@ -100,7 +100,7 @@ class AsyncWorkerPool:
     def _reset(self) -> None:
         self._buffer: deque[Record] = deque()
         self._buffered_at = 0.0
-        self._held: dict[str, Record] = {}
+        self._held: dict[Holding, Record] = {}
         self._outbox: list[tuple[Operation, ...]] = []
         self._unsent: tuple[list[tuple[Operation, ...]], bool] | None = None
         self._idle_slots: deque[asyncio.Future[None]] = deque()
@@ -314,8 +314,8 @@ class AsyncWorkerPool:
     def _take_answers(self, transactions: list[tuple[Operation, ...]], answers: list[Result]) -> None:
         for transaction, answer in zip(transactions, answers, strict=True):
             op = transaction[0]
-            if len(transaction) > 1 and not isinstance(answer, Refused):
-                self._runner.joint_stored(getattr(op, "id", ""))
+            if len(transaction) > 1 and isinstance(op, Ack) and not isinstance(answer, Refused):
+                self._runner.joint_ended(op)
             if isinstance(op, Reserve):
                 if not isinstance(answer, Refused):
                     self._take(op, cast(Reserved, answer[0]))
@@ -338,7 +338,7 @@ class AsyncWorkerPool:
             return
         if not self._buffer:
             self._buffered_at = time.monotonic()
-        self._held.update((task.id, task) for task in tasks)
+        self._held.update((holding(task), task) for task in tasks)
         self._buffer.extend(tasks)
         self._heartbeat.take(tasks)
         for _ in range(min(len(tasks), len(self._idle_slots))):
@@ -349,7 +349,10 @@ class AsyncWorkerPool:
     def _refused(self, op: Operation, refusal: Refused) -> None:
         """Somebody else has the task by now; the work was done, and another will do it again."""
         task_id = getattr(op, "id", "")
-        if not isinstance(refusal, NotActive | TokenMismatch) and (again := self._runner.joint_refused(task_id, refusal)):
+        lost = isinstance(refusal, NotActive | TokenMismatch)
+        if isinstance(op, Ack) and lost:
+            self._runner.joint_ended(op)
+        elif isinstance(op, Ack) and (again := self._runner.joint_refused(op, refusal)):
             self._send(again)
             return
         log.warning("%s of task %s was refused: %s", type(op).__name__, task_id, refusal, extra={"task_id": task_id})
@@ -413,7 +416,7 @@ class AsyncWorkerPool:
     def _give_back_buffer(self) -> None:
         while self._buffer:
             task = self._buffer.popleft()
-            self._held.pop(task.id, None)
+            self._held.pop(holding(task), None)
             self._send((release(task),))
 
     async def _back_off(self, exc: BaseException) -> None:
@@ -441,7 +444,7 @@ class AsyncWorkerPool:
         try:
             ended, took = await self._runner.run(record)
         finally:
-            self._held.pop(record.id, None)
+            self._held.pop(holding(record), None)
         self._average_s += (took - self._average_s) * (0.5 if took < self._average_s else 0.1)
         self._send(*ended)
         if not self._runner.running:
@@ -456,7 +459,7 @@ class AsyncWorkerPool:
     def _lose(self, record: Record) -> None:
         if not self._runner.lose(record) and record in self._buffer:
             self._buffer.remove(record)
-            self._held.pop(record.id, None)
+            self._held.pop(holding(record), None)
 
     def _info(self) -> WorkerInfo:
         return WorkerInfo(

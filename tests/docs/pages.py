@@ -5,7 +5,10 @@ A page's blocks run in order in one folder and one process:
 - `python` blocks run one after another in one namespace. A block whose first line is a comment like `# tasks.py` is
   written to that file instead, where other blocks and commands find it.
 - `sh` and `console` blocks run line by line. In `console` blocks commands begin with `$`, and other lines are the
-  output that must come. Commands of `make`, `pip`, `git`, `cd` and `source` are for the reader and do not run.
+  output that must come. Commands of `make`, `pip`, `git`, `cd` and `source` are for the reader and do not run. Those of
+  `LOOK` go through the shell; where one is not installed it does not run.
+- A command that ends with `&` is a server: it runs on until the page ends, and the next one waits until it listens. A
+  command with a pipe goes through the shell. An `sh` block may be a file too. Port 12345 becomes one that is free.
 - A `text title="Output"` block is what the block before it must have printed. `…` stands for anything.
 - A block after `<!-- no-test: reason -->` does not run.
 """
@@ -19,6 +22,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,11 +32,13 @@ from typing import Any
 import msgspec
 
 FOR_READERS = ("make", "pip", "git", "cd", "source")
-RUN = ("omniq", "python", "export")
+RUN = ("omniq", "python", "export", "printf", "bash", "node")
+LOOK = ("ls", "cat", "cp", "grep", "jq")
+PORT = "12345"
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^`\n]*)$")
 _NO_TEST = re.compile(r"<!--\s*no-test:\s*(?P<reason>.*?)\s*-->")
-_FILE = re.compile(r"# (?P<name>[\w./-]+\.(?:py|toml|ini|sql))$")
+_FILE = re.compile(r"# (?P<name>[\w./-]+\.(?:py|toml|ini|sql|sh))$")
 
 
 class Block(msgspec.Struct):
@@ -44,7 +51,7 @@ class Block(msgspec.Struct):
     @property
     def file(self) -> str | None:
         found = _FILE.match(self.code.partition("\n")[0])
-        return found["name"] if found and self.language == "python" else None
+        return found["name"] if found and self.language in ("python", "sh") else None
 
 
 def blocks(page: Path) -> list[Block]:
@@ -78,23 +85,27 @@ class Runner:
 
         self.namespace: dict[str, Any] = vars(__main__)
         self.printed = ""
+        self.servers: list[subprocess.Popen[str]] = []
 
     def run(self, page: str, block: Block) -> None:
         if block.output:
             compare(block.code, self.printed)
+        elif block.file is not None:
+            self._write(block.file, block.code)
         elif block.language == "python":
             self._python(page, block)
         elif block.language in ("sh", "bash", "console"):
             self._shell(block)
 
+    @staticmethod
+    def _write(name: str, code: str) -> None:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+        importlib.invalidate_caches()
+        sys.modules.pop(".".join(path.with_suffix("").parts), None)
+
     def _python(self, page: str, block: Block) -> None:
-        if block.file is not None:
-            path = Path(block.file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.code)
-            importlib.invalidate_caches()
-            sys.modules.pop(".".join(path.with_suffix("").parts), None)
-            return
         heard = io.StringIO()
         code = compile("\n" * (block.line - 1) + block.code, page, "exec")
         with contextlib.redirect_stdout(heard):
@@ -105,19 +116,37 @@ class Runner:
         self.printed = ""
         for command, expected in commands(block):
             words = shlex.split(command, comments=True)
-            if not words or words[0] in FOR_READERS:
+            if not words or words[0] in FOR_READERS or (words[0] in LOOK and shutil.which(words[0]) is None):
                 continue
             variables = dict(w.split("=", 1) for w in words if re.match(r"[A-Z_]+=", w))
             if words[0] == "export":
                 os.environ.update(variables)
                 continue
             words = [w for w in words if not re.match(r"[A-Z_]+=", w)]
+            if words[-1] == "&":
+                self._serve(words[:-1], os.environ | variables)
+                continue
+            if "|" in words or words[0] in LOOK:
+                words = ["sh", "-c", command]
             done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=60)
             if done.returncode != 0:
                 raise AssertionError(f"{command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
             self.printed += done.stdout
             if expected:
                 compare(expected, done.stdout + done.stderr)
+
+    def _serve(self, words: list[str], environment: dict[str, str]) -> None:
+        server = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
+        self.servers.append(server)
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        assert "listening" in line, line
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.terminate()
+        for server in self.servers:
+            server.communicate(timeout=30)
 
 
 def commands(block: Block) -> list[tuple[str, str]]:
@@ -140,13 +169,20 @@ def main(page: str, listed: str) -> None:
     """Run in a process of its own: `python pages.py PAGE BLOCKS`, the blocks as JSON."""
     sys.path[0] = os.getcwd()  # as for a script that lies there; the folder of the tests is not for pages
     runner = Runner()
-    for item in json.loads(listed):
-        block = msgspec.convert(item, Block)
-        try:
-            runner.run(page, block)
-        except BaseException:
-            print(f"\n{page}, the block at line {block.line}:\n{block.code}", file=sys.stderr)
-            raise
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    try:
+        for item in json.loads(listed):
+            block = msgspec.convert(item, Block)
+            block.code = block.code.replace(PORT, port)
+            try:
+                runner.run(page, block)
+            except BaseException:
+                print(f"\n{page}, the block at line {block.line}:\n{block.code}", file=sys.stderr)
+                raise
+    finally:
+        runner.close()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The reference pages are complete: every public name, error, setting, option, event, table and operation is there."""
 
+import inspect
 import re
 import sqlite3
 from pathlib import Path
@@ -8,11 +9,16 @@ import cli_pages
 import pytest
 
 import omniq
+import omniq.client
+import omniq.contract
 import omniq.errors
 import omniq.operations
+import omniq.server
 import omniq.testing
-from omniq import config
-from omniq.storage import sqlite_schema
+from omniq import config, models
+from omniq.client.wire import PushOptions
+from omniq.server import ServeOptions, atomic, looking, metrics, protocol, server, session
+from omniq.storage import file_folder, file_index, file_journal, file_ledger, file_lines, file_opening, ledger, sqlite_schema
 from omniq.storage.base import BaseStorage
 from omniq.tasks import Options
 
@@ -51,6 +57,17 @@ def test_every_public_method_is_in_the_api_reference(docs: Path, kind: type) -> 
     inner = {"enqueue_call", "store", "record", "batches", "unsent_progress", "on_progress"}
     names = [name for name in vars(kind) if not name.startswith("_") and name not in inner]
     assert missing(names, code(docs / "reference/api.md")) == []
+
+
+def test_every_name_and_call_of_the_contract_is_in_its_page(docs: Path) -> None:
+    page = docs / "reference/contract.md"
+    assert missing(omniq.contract.__all__, code(page)) == []
+    calls = [name for name in vars(omniq.contract.ContractClient) if not name.startswith("_")]
+    fields = [*omniq.contract.Job.__struct_fields__, *omniq.contract.JobContext.__struct_fields__]
+    assert missing([*calls, *fields], code(page)) == []
+    for name, parameter in inspect.signature(omniq.contract.ContractClient.publish).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            assert f"{name}={parameter.default}" in page.read_text()
 
 
 def test_every_error_is_in_the_reference(docs: Path) -> None:
@@ -123,6 +140,51 @@ def test_every_command_takes_a_store_and_every_reading_one_json() -> None:
             assert "--json" in options, path
 
 
+def test_every_verb_attribute_limit_and_error_of_the_line_protocol_is_in_the_reference(docs: Path) -> None:
+    page = docs / "reference/line-protocol.md"
+    verbs = [verb.decode() for verb in protocol._PARSERS] + ["DONE"]
+    headings = " ".join(re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE))
+    assert missing(verbs, headings) == []
+    for command in (protocol.Push, protocol.Fetch, protocol.Ack, protocol.Nack, protocol.Result, protocol.Auth):
+        assert missing(command.__struct_fields__, code(page)) == [], command.__name__
+    limits = [name for name in ServeOptions.__struct_fields__ if name.startswith("max_")]
+    assert [name for name in limits if f"`--{name.replace('_', '-')}`" not in page.read_text()] == []
+    texts = [protocol.TOO_BIG, protocol.TOO_BIG_IN_TRANSACTION, protocol.NOT_ACQUIRED, protocol.NO_HEARTBEAT, protocol.STOPPING]
+    sources = "".join(inspect.getsource(module) for module in (protocol, atomic, looking, session, server))
+    texts += [
+        re.split(r"[{:]", text)[0].strip() for text in re.findall(r'(?:ProtocolError|_refuse)\(f?["\'](.+?)["\']\)', sources)
+    ]
+    assert len(texts) > 15
+    assert [text for text in texts if text not in page.read_text()] == []
+
+
+def test_every_metric_is_in_the_guide(docs: Path) -> None:
+    named = re.findall(r'"((?:masenko|omniq_server)_\w+)"', inspect.getsource(metrics))
+    assert len(named) >= 10
+    text = (docs / "how-to/serve.md").read_text()
+    assert [name for name in named if f"`{name}" not in text] == []
+
+
+def test_every_name_of_the_clients_and_the_server_is_in_the_api_reference(docs: Path) -> None:
+    text = code(docs / "reference/api.md")
+    assert missing(omniq.client.__all__, text) == []
+    assert missing(omniq.server.__all__, text) == []
+    for kind in (omniq.client.Client, omniq.client.AsyncClient):
+        assert missing([name for name in vars(kind) if not name.startswith("_")], text) == []
+        assert missing(inspect.signature(kind).parameters, text) == []
+    assert missing(PushOptions.__annotations__, text) == []
+
+
+def test_every_option_of_the_server_has_its_default_in_the_reference(docs: Path) -> None:
+    page = (docs / "reference/cli/serve.md").read_text()
+    for name, default in zip(ServeOptions.__struct_fields__, ServeOptions.__struct_defaults__, strict=True):
+        row = re.search(rf"^\| `--{name.replace('_', '-')}.*$", page, re.MULTILINE)
+        if name not in ("token", "tls_key", "backoff"):
+            assert row is not None, name
+            shown = f"{default:g}s" if isinstance(default, float) else str(default)
+            assert default in (None, False) or f"Default {shown}." in row[0], name
+
+
 def test_every_table_and_column_is_in_the_reference(docs: Path) -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     sqlite_schema.migrate(connection, ":memory:")
@@ -134,6 +196,41 @@ def test_every_table_and_column_is_in_the_reference(docs: Path) -> None:
         assert missing(columns, section(page, f"## `{table}`")) == [], table
     assert f"format {sqlite_schema.VERSION}" in page.read_text()
     connection.close()
+
+
+FILE_SECTIONS = {
+    "## Tasks and results": [file_lines.TaskLine, models.Record, models.StoredResult, models.TaskError],
+    "## Keys": [file_lines.KeyLine],
+    "## Events": [file_lines.EventLine],
+    "## Journal": [
+        file_journal.Commit,
+        file_ledger.Rows,
+        ledger.QueueRow,
+        ledger.Lane,
+        omniq.operations.WorkerInfo,
+        file_index.Counters,
+    ],
+    "## `format.json` and `state.json`": [file_opening.Format, file_folder.Meta],
+    "## Locks": [file_folder.Control],
+    "## `corrupt/`": [file_opening.Report],
+}
+
+
+@pytest.mark.parametrize("title", FILE_SECTIONS)
+def test_every_field_of_a_file_is_in_the_reference(docs: Path, title: str) -> None:
+    described = "\n".join(re.findall(r"`[^`\n]+`", section(docs / "reference/file-format.md", title)))
+    for kind in FILE_SECTIONS[title]:
+        assert missing(kind.__struct_fields__, described) == [], kind.__name__
+
+
+def test_every_folder_and_the_format_of_a_file_store_are_in_the_reference(docs: Path) -> None:
+    page = docs / "reference/file-format.md"
+    layout = section(page, "## Layout")
+    assert [name for name in file_opening.FOLDERS if f"{name}/" not in layout] == []
+    assert missing([file_opening.FORMAT_FILE, file_folder.META, "README", file_folder.WRITE_LOCK], layout) == []
+    assert f"format {file_folder.FORMAT}" in page.read_text()
+    for size in (file_folder.SEGMENT_BYTES, file_folder.JOURNAL_BYTES):
+        assert f"{size >> 20} MiB" in page.read_text()
 
 
 def test_the_contract_names_every_operation_field_and_call(docs: Path) -> None:

@@ -3,14 +3,20 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import fault_small_files
 import pytest
 from fault_processes import Fleet
 
+from omniq.storage import file_folder
+
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Processes on one SQLite file; all are killed when the test ends."""
-    made = Fleet(tmp_path)
+def fleet(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """Processes on one store, in SQLite unless the test asks for others; all are killed when the test ends."""
+    monkeypatch.setenv(fault_small_files.VARIABLE, "1")
+    for name, size in fault_small_files.SIZES.items():
+        monkeypatch.setattr(file_folder, name, size)
+    made = Fleet(tmp_path, getattr(request, "param", "sqlite"))
     yield made
     made.end()
 

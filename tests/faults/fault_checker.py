@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from omniq import SQLiteStorage
+from omniq import BaseStorage
 from omniq.models import Record, State
 from omniq.operations import EventRow, Filter
 
 ENDS_A_RUN = frozenset({"succeeded", "retried", "failed", "cancelled", "expired", "released"})
 
 
-async def everything(storage: SQLiteStorage) -> tuple[list[Record], list[EventRow]]:
+async def everything(storage: BaseStorage) -> tuple[list[Record], list[EventRow]]:
     tasks: list[Record] = []
     cursor: str | None = None
     while True:
@@ -32,7 +32,7 @@ async def everything(storage: SQLiteStorage) -> tuple[list[Record], list[EventRo
 
 
 async def broken_promises(
-    storage: SQLiteStorage,
+    storage: BaseStorage,
     acknowledged: Iterable[str],
     runs: Iterable[tuple[str, int, int]],
     group_limits: Mapping[str, int],

@@ -1,4 +1,4 @@
-"""A worker process that kills itself at a named point: `python fault_crashing_worker.py PATH before|after Reserve|Ack`."""
+"""A worker process that kills itself at a named point: `python fault_crashing_worker.py URL before|after Reserve|Ack`."""
 
 import asyncio
 import os
@@ -6,12 +6,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from omniq import AsyncOmniQ, SQLiteStorage
+from omniq import AsyncOmniQ, BaseStorage, FileStorage, SQLiteStorage
 from omniq.operations import Reserved
 from omniq.storage.base import Result, Transaction
 
 
-class CrashingStorage(SQLiteStorage):
+class Crashing(BaseStorage):
     """Dies before or after the first call that leases a task or that ends one."""
 
     moment, what = "", ""
@@ -29,8 +29,16 @@ class CrashingStorage(SQLiteStorage):
         return answers
 
 
-async def main(path: str, moment: str, what: str) -> None:
-    storage = CrashingStorage(path)
+class CrashingSQLiteStorage(Crashing, SQLiteStorage):
+    pass
+
+
+class CrashingFileStorage(Crashing, FileStorage):
+    pass
+
+
+async def main(url: str, moment: str, what: str) -> None:
+    storage = CrashingFileStorage(url) if url.startswith("file:") else CrashingSQLiteStorage(url)
     storage.moment, storage.what = moment, what
     async with AsyncOmniQ(storage) as oq, await oq.worker():
         await asyncio.to_thread(sys.stdin.read)

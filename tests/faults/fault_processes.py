@@ -13,8 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TypeVar
 
+import pytest
+
+from omniq import BaseStorage
+
 HERE = Path(__file__).parent
 T = TypeVar("T")
+
+on_each_store = pytest.mark.parametrize("fleet", ["sqlite", "file"], indirect=True)
 
 
 def until(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
@@ -75,12 +81,12 @@ class Process:
         self.send(signal.SIGSTOP)
         self.frozen = True
 
-    def freeze_outside_a_write(self, store: Path) -> None:
+    def freeze_outside_a_write(self, fleet: Fleet) -> None:
         """Freeze it while it does not hold the store's write lock, which would stop everybody."""
         while True:
             self.freeze()
             until(lambda: _state(self.pid) == "T", f"{self.name} to stop")
-            if not write_locked(store):
+            if not fleet.write_locked():
                 return
             self.thaw()
 
@@ -107,15 +113,36 @@ class Process:
 class Fleet:
     """All processes of one test, on one store; none of them outlives the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: str = "sqlite") -> None:
         self.folder = folder
-        self.store = folder / "queue.db"
+        if kind == "file":
+            self.store = folder / "queue"
+            self.url = f"file://{self.store}"
+            self._write_lock, self._worker_locks = self.store / "locks" / "write", self.store / "locks" / "workers"
+        else:
+            self.store = folder / "queue.db"
+            self.url = f"sqlite:///{self.store}"
+            self._write_lock, self._worker_locks = folder / "queue.db-lock", folder / "queue.db-locks"
         self.side = folder / "side.txt"
         self.all: list[Process] = []
 
-    @property
-    def url(self) -> str:
-        return f"sqlite:///{self.store}"
+    def storage(self) -> BaseStorage:
+        return BaseStorage.from_url(self.url)
+
+    def write_locked(self) -> bool:
+        """Whether some process holds the store's write lock now."""
+        descriptor = os.open(self._write_lock, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def worker_locks(self) -> list[Path]:
+        """What shows that a worker lives; nothing after all have ended in good order."""
+        return list(self._worker_locks.glob("*"))
 
     def start(self, name: str, *arguments: str) -> Process:
         process = Process([sys.executable, *arguments], self.folder, f"{name}-{len(self.all)}")
@@ -150,18 +177,6 @@ class Fleet:
         for word in self.words():
             if word.startswith("child-"):
                 _kill_if_there(int(word.removeprefix("child-")))
-
-
-def write_locked(store: Path) -> bool:
-    """Whether some process holds the store's write lock now."""
-    descriptor = os.open(f"{store}-lock", os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _state(pid: int) -> str:

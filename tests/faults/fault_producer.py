@@ -11,6 +11,7 @@ import sys
 import time
 
 import fault_jobs
+import fault_small_files  # noqa: F401
 
 from omniq import OmniQ, Settings
 

@@ -7,6 +7,8 @@ import asyncio
 import logging
 import sys
 
+import fault_small_files  # noqa: F401
+
 from omniq import AsyncOmniQ, Settings
 
 

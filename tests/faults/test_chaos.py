@@ -1,4 +1,4 @@
-"""Several real processes on one SQLite file, killed and frozen at random; afterwards every promise is checked."""
+"""Several real processes on one store, killed and frozen at random; afterwards every promise is checked."""
 
 import asyncio
 import os
@@ -7,10 +7,10 @@ import time
 
 import pytest
 from fault_checker import broken_promises
-from fault_processes import Fleet, Process, until
+from fault_processes import Fleet, Process, on_each_store, until
 from fault_producer import GROUP_LIMITS
 
-from omniq import OmniQ, SQLiteStorage
+from omniq import OmniQ
 
 LEASE_S = 1.5
 ROUNDS = int(os.environ.get("ROUNDS") or 20)
@@ -63,10 +63,11 @@ def acknowledged(fleet: Fleet) -> list[str]:
 
 
 async def check(fleet: Fleet, ids: list[str]) -> None:
-    async with SQLiteStorage(fleet.store) as storage:
+    async with fleet.storage() as storage:
         assert await broken_promises(storage, ids, fleet.noted(), GROUP_LIMITS) == []
         assert await storage.lost_workers() == []
-    assert list(fleet.folder.glob("queue.db-locks/*")) == []
+    assert fleet.worker_locks() == []
+    assert list(fleet.store.glob("corrupt/*")) == [], "a crash damages nothing"
 
 
 def survive(fleet: Fleet, *, workers: int, producers: int, seconds: float, per_second: float, seed: int) -> None:
@@ -83,11 +84,13 @@ def survive(fleet: Fleet, *, workers: int, producers: int, seconds: float, per_s
     asyncio.run(check(fleet, ids))
 
 
-def test_four_processes_killed_and_frozen_at_random_lose_nothing(fleet: Fleet, seed: int) -> None:
-    survive(fleet, workers=3, producers=1, seconds=10, per_second=100, seed=seed)
+@pytest.mark.parametrize(("fleet", "workers", "producers"), [("sqlite", 3, 1), ("file", 5, 3)], indirect=["fleet"])
+def test_processes_killed_and_frozen_at_random_lose_nothing(fleet: Fleet, seed: int, workers: int, producers: int) -> None:
+    survive(fleet, workers=workers, producers=producers, seconds=10, per_second=100 / producers, seed=seed)
 
 
 @pytest.mark.slow
+@on_each_store
 @pytest.mark.parametrize("_round", range(ROUNDS))
 def test_eight_processes_killed_and_frozen_at_random_lose_nothing(fleet: Fleet, seed: int, _round: int) -> None:
     survive(fleet, workers=6, producers=2, seconds=30, per_second=60, seed=seed)

@@ -4,11 +4,12 @@ import signal
 
 import fault_jobs
 import pytest
-from fault_processes import HERE, Fleet
+from fault_processes import HERE, Fleet, on_each_store
 
 from omniq import OmniQ, TaskStatus
 
 
+@on_each_store
 @pytest.mark.parametrize(
     ("moment", "what", "attempts", "runs"),
     [("before", "Reserve", 1, 1), ("after", "Reserve", 2, 1), ("before", "Ack", 2, 2), ("after", "Ack", 1, 1)],
@@ -18,7 +19,7 @@ def test_a_worker_killed_around_a_lease_or_an_end_neither_loses_nor_doubles_the_
 ) -> None:
     with OmniQ.from_url(fleet.url) as oq:
         task_id = oq.enqueue(fault_jobs.work, str(fleet.side), 0.0)
-        crashing = fleet.start("crashing", str(HERE / "fault_crashing_worker.py"), str(fleet.store), moment, what)
+        crashing = fleet.start("crashing", str(HERE / "fault_crashing_worker.py"), fleet.url, moment, what)
         assert crashing.popen.wait(20) == -signal.SIGKILL, crashing.errors
         fleet.worker().ready()
         result = oq.get_result(task_id, wait=True, timeout=10)

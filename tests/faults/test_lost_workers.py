@@ -8,9 +8,9 @@ from pathlib import Path
 
 import fault_jobs
 import pytest
-from fault_processes import Fleet, until
+from fault_processes import Fleet, on_each_store, until
 
-from omniq import OmniQ, SQLiteStorage, TaskStatus
+from omniq import BaseStorage, OmniQ, TaskStatus
 from omniq.models import new_token
 from omniq.operations import Enqueue, EventRow, Reserve
 
@@ -41,7 +41,15 @@ def seconds_until_a_killed_workers_task_starts_again(fleet: Fleet, oq: OmniQ, fu
     return oq.history(task_id)[-2].ts.timestamp() - killed_at
 
 
-@pytest.mark.parametrize("function", [fault_jobs.hang_at_first, fault_jobs.fork_and_hang_at_first])
+@pytest.mark.parametrize(
+    ("fleet", "function"),
+    [
+        ("sqlite", fault_jobs.hang_at_first),
+        ("sqlite", fault_jobs.fork_and_hang_at_first),
+        ("file", fault_jobs.fork_and_hang_at_first),
+    ],
+    indirect=["fleet"],
+)
 def test_a_killed_workers_task_runs_again_within_a_second(fleet: Fleet, oq: OmniQ, function: object) -> None:
     """Also when the worker had forked a child that lives on. The median of three, since the machine may be busy."""
     took = [seconds_until_a_killed_workers_task_starts_again(fleet, oq, function) for _ in range(3)]
@@ -49,6 +57,7 @@ def test_a_killed_workers_task_runs_again_within_a_second(fleet: Fleet, oq: Omni
     assert statistics.median(took) < 1.0
 
 
+@on_each_store
 def test_all_tasks_that_a_killed_worker_held_run_again(fleet: Fleet, oq: OmniQ) -> None:
     dying = fleet.worker(concurrency=8).ready()
     ids = [oq.enqueue(fault_jobs.hang_at_first, str(fleet.side)) for _ in range(8)]
@@ -59,14 +68,15 @@ def test_all_tasks_that_a_killed_worker_held_run_again(fleet: Fleet, oq: OmniQ) 
     assert [(r.status, r.attempts) for r in results if r] == [(TaskStatus.SUCCESS, 2)] * 8
 
 
+@on_each_store
 def test_a_frozen_workers_task_waits_for_its_lease_and_its_late_end_is_refused(fleet: Fleet, oq: OmniQ, tmp_path: Path) -> None:
     frozen = fleet.worker().ready()
     gate = tmp_path / "gate"
     task_id = oq.options(lease=SHORT_LEASE_S).enqueue(fault_jobs.wait_for_file_at_first, str(fleet.side), str(gate))
     until(lambda: fleet.noted(), "the first attempt")
     other = fleet.worker().ready()
-    frozen.freeze_outside_a_write(fleet.store)
-    lease_until_us = asyncio.run(lease_end(fleet.store, task_id))
+    frozen.freeze_outside_a_write(fleet)
+    lease_until_us = asyncio.run(lease_end(fleet, task_id))
 
     result = oq.get_result(task_id, wait=True, timeout=20)
     assert result is not None
@@ -83,8 +93,8 @@ def test_a_frozen_workers_task_waits_for_its_lease_and_its_late_end_is_refused(f
     assert [e.event for e in oq.history(task_id)] == ["enqueued", "started", "expired", "started", "succeeded"]
 
 
-async def lease_end(store: Path, task_id: str) -> int:
-    async with SQLiteStorage(store) as storage:
+async def lease_end(fleet: Fleet, task_id: str) -> int:
+    async with fleet.storage() as storage:
         record = await storage.get(task_id)
     assert record is not None
     assert record.lease_until_us is not None
@@ -96,7 +106,7 @@ def test_a_thawed_worker_goes_on_with_other_tasks(fleet: Fleet, oq: OmniQ, tmp_p
     gate = tmp_path / "gate"
     first = oq.options(lease=SHORT_LEASE_S).enqueue(fault_jobs.wait_for_file_at_first, str(fleet.side), str(gate))
     until(lambda: fleet.noted(), "the first attempt")
-    frozen.freeze_outside_a_write(fleet.store)
+    frozen.freeze_outside_a_write(fleet)
     other = fleet.worker().ready()
     assert oq.get_result(first, wait=True, timeout=20) is not None
     assert other.finish() == 0
@@ -153,23 +163,25 @@ def test_neighbours_of_a_task_that_kills_its_worker_are_parted_from_it(fleet: Fl
     failed = oq.get_result(poison)
     assert failed is not None
     assert failed.status is TaskStatus.FAILED
-    events = asyncio.run(all_events(fleet.store))
+    events = asyncio.run(all_events(fleet))
     second_losses = [e.due_us for e in events if e.event == "expired" and e.attempt == 2]
     assert len(second_losses) == len(set(second_losses)) > 0
 
 
-async def all_events(store: Path) -> list[EventRow]:
-    async with SQLiteStorage(store) as storage:
+async def all_events(fleet: Fleet) -> list[EventRow]:
+    async with fleet.storage() as storage:
         return await storage.events(limit=10_000)
 
 
+@on_each_store
 def test_a_worker_is_not_taken_for_dead_by_a_store_of_its_own_process_with_another_path(fleet: Fleet) -> None:
     """Closing any descriptor of a lock file drops the lock, so the same file must be known under every spelling."""
     other_name = fleet.folder / "other-name"
     other_name.symlink_to(fleet.folder, target_is_directory=True)
+    other_url = fleet.url.replace(str(fleet.folder), str(other_name))
 
     async def lost() -> list[str]:
-        async with SQLiteStorage(fleet.store) as first, SQLiteStorage(other_name / "queue.db") as second:
+        async with fleet.storage() as first, BaseStorage.from_url(other_url) as second:
             await first.hold_worker("host:1:me")
             await first.apply([(Enqueue(id="t", name="job"),)])
             await first.apply([(Reserve(queues=("default",), token=new_token(), worker="host:1:me"),)])
@@ -185,9 +197,9 @@ def test_a_worker_is_not_taken_for_dead_by_a_store_of_its_own_process_with_anoth
 def lost_by_another_process(fleet: Fleet) -> list[str]:
     code = """
 import asyncio, sys
-from omniq import SQLiteStorage
-print(asyncio.run(SQLiteStorage(sys.argv[1]).lost_workers()))
+from omniq import BaseStorage
+print(asyncio.run(BaseStorage.from_url(sys.argv[1]).lost_workers()))
 """
-    process = fleet.start("looker", "-c", code, str(fleet.store))
+    process = fleet.start("looker", "-c", code, fleet.url)
     assert process.finish() == 0, process.errors
     return process.lines

@@ -3,11 +3,12 @@
 import random
 
 import pytest
-from fault_processes import Fleet, until
+from fault_processes import Fleet, on_each_store, until
 
 from omniq import OmniQ
 
 
+@on_each_store
 @pytest.mark.parametrize("durability", ["full", "process"])
 def test_every_id_that_a_killed_producer_printed_is_in_the_store(fleet: Fleet, seed: int, durability: str) -> None:
     dice = random.Random(seed)
@@ -27,6 +28,7 @@ def test_every_id_that_a_killed_producer_printed_is_in_the_store(fleet: Fleet, s
     assert len(printed) <= stored <= len(printed) + 5 * most_unprinted_per_kill
 
 
+@on_each_store
 def test_a_killed_bulk_enqueue_leaves_whole_transactions(fleet: Fleet, seed: int) -> None:
     """`enqueue_many` writes 1,000 rows per transaction; a kill leaves a whole number of them."""
     code = """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import fault_jobs
 import pytest
-from fault_processes import Fleet, Process, until
+from fault_processes import Fleet, Process, on_each_store, until
 
 from omniq import OmniQ, TaskStatus
 
@@ -21,6 +21,7 @@ def start_command(fleet: Fleet, *options: str) -> Process:
     return fleet.start("command", "-m", "omniq", "worker", "fault_jobs", "--store", fleet.url, *options)
 
 
+@on_each_store
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_running_tasks_finish_and_hands_the_others_back(fleet: Fleet, oq: OmniQ, number: int) -> None:
     gate = fleet.folder / "gate"
@@ -36,7 +37,7 @@ def test_a_signal_lets_running_tasks_finish_and_hands_the_others_back(fleet: Fle
     assert [(r.status, r.attempts) for r in results if r] == [(TaskStatus.SUCCESS, 1)] * 2
     tasks = [oq.get_task(i) for i in waiting]
     assert [(t.status, t.attempts) for t in tasks if t] == [(TaskStatus.PENDING, 0)] * 5
-    assert list(fleet.folder.glob("queue.db-locks/*")) == []
+    assert fleet.worker_locks() == []
 
 
 @pytest.mark.parametrize("function", [fault_jobs.hang_at_first, fault_jobs.wait_for_file_at_first])
@@ -56,6 +57,7 @@ def test_what_does_not_finish_in_the_grace_time_is_handed_back_without_spending_
     assert [e.event for e in oq.history(ids[0])] == ["enqueued", "started", "released"]
 
 
+@on_each_store
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_leaves_at_once_and_the_task_comes_back(fleet: Fleet, oq: OmniQ, number: int) -> None:
     command = start_command(fleet, "--grace", "60")
@@ -81,6 +83,7 @@ def test_a_signal_to_an_idle_worker_ends_it_at_once(fleet: Fleet, oq: OmniQ) -> 
     assert time.monotonic() - begun < 3
 
 
+@on_each_store
 def test_a_signal_during_a_flood_of_short_tasks_loses_and_doubles_nothing(fleet: Fleet, oq: OmniQ) -> None:
     ids = oq.enqueue_many(fault_jobs.work, [(str(fleet.side), 0.0)] * 20_000)
     command = start_command(fleet, "--concurrency", "10")

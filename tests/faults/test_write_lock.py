@@ -1,4 +1,4 @@
-"""Several writers on one file: nobody sees "locked", nobody wins twice, and no process can take the lock to its grave."""
+"""Several writers on one store: nobody sees "locked", nobody wins twice, and no process can take the lock to its grave."""
 
 import asyncio
 import os
@@ -11,12 +11,11 @@ from pathlib import Path
 
 import fault_jobs
 import pytest
-from fault_processes import Fleet, until
+from fault_processes import Fleet, on_each_store, until
 
-from omniq import OmniQ, SQLiteStorage
+from omniq import BaseStorage, FileStorage, OmniQ, SQLiteStorage
 from omniq.models import new_token
 from omniq.operations import Enqueue, Reserve, Reserved
-from omniq.storage.sqlite_writer import Section
 
 RACERS = 32
 
@@ -48,14 +47,14 @@ def test_a_storm_of_writers_beside_an_open_snapshot_shows_nobody_an_error(fleet:
     assert (fleet.folder / "queue.db-wal").exists() is False, "the last one to close folds the log into the database"
 
 
-async def one_expired_task(store: Path) -> None:
-    async with SQLiteStorage(store) as storage:
+async def one_expired_task(fleet: Fleet) -> None:
+    async with fleet.storage() as storage:
         await storage.apply([(Enqueue(id="prize", name="job", max_attempts=4),)], 1_000_000)
         op = Reserve(queues=("default",), token=new_token(), lease_us=1_000_000, worker="gone")
         assert await storage.apply([(op,)], 1_000_000)
 
 
-async def race(storage: SQLiteStorage) -> tuple[int, int]:
+async def race(storage: BaseStorage) -> tuple[int, int]:
     """How many leases this racer took back, and how many tasks it got."""
     taken = await storage.reclaim()
     (answer,) = await storage.apply([(Reserve(queues=("default",), token=new_token(), worker="racer"),)])
@@ -64,14 +63,14 @@ async def race(storage: SQLiteStorage) -> tuple[int, int]:
     return taken, len(answer[0].tasks)
 
 
-def test_of_many_threads_racing_for_an_expired_lease_exactly_one_wins(tmp_path: Path) -> None:
-    store = tmp_path / "queue.db"
-    asyncio.run(one_expired_task(store))
+@on_each_store
+def test_of_many_threads_racing_for_an_expired_lease_exactly_one_wins(fleet: Fleet) -> None:
+    asyncio.run(one_expired_task(fleet))
     barrier = threading.Barrier(RACERS)
     outcomes: list[tuple[int, int]] = []
 
     async def run() -> None:
-        async with SQLiteStorage(store) as storage:
+        async with fleet.storage() as storage:
             barrier.wait(30)
             outcomes.append(await race(storage))
 
@@ -84,23 +83,24 @@ def test_of_many_threads_racing_for_an_expired_lease_exactly_one_wins(tmp_path: 
     assert [sum(column) for column in zip(*outcomes, strict=True)] == [1, 1]
 
 
+@on_each_store
 def test_of_many_processes_racing_for_an_expired_lease_exactly_one_wins(fleet: Fleet) -> None:
-    asyncio.run(one_expired_task(fleet.store))
-    runner = fleet.start("race", str(Path(__file__)), str(fleet.store), str(RACERS))
+    asyncio.run(one_expired_task(fleet))
+    runner = fleet.start("race", str(Path(__file__)), fleet.url, str(RACERS))
     assert runner.finish(60) == 0, runner.errors
     outcomes = [tuple(map(int, line.split())) for line in runner.lines]
     assert len(outcomes) == RACERS
     assert [sum(column) for column in zip(*outcomes, strict=True)] == [1, 1]
 
 
-def fork_racers(store: str, racers: int) -> None:
+def fork_racers(url: str, racers: int) -> None:
     """Fork the racers, let them go at once, and print what each of them got."""
     gate_out, gate_in = os.pipe()
     for _ in range(racers):
         if os.fork() == 0:
             os.close(gate_in)
             os.read(gate_out, 1)
-            taken, got = asyncio.run(race(SQLiteStorage(store)))
+            taken, got = asyncio.run(race(BaseStorage.from_url(url)))
             os.write(1, f"{taken} {got}\n".encode())
             os._exit(0)
     os.close(gate_in)
@@ -109,27 +109,29 @@ def fork_racers(store: str, racers: int) -> None:
         assert status == 0
 
 
+@on_each_store
 @pytest.mark.timeout(60)
 def test_a_writer_killed_in_its_transaction_leaves_the_lock_to_others_though_its_child_lives(fleet: Fleet) -> None:
     """A `flock` belongs to the open file, which a forked child shares: the child must not keep it."""
-    victim = fleet.start("victim", str(Path(__file__)), str(fleet.store))
+    victim = fleet.start("victim", str(Path(__file__)), fleet.url)
     assert victim.finish() == -signal.SIGKILL, victim.errors
     child = int(victim.lines[0])
     try:
         os.kill(child, 0)
-        after = fleet.start("after", str(Path(__file__)), str(fleet.store), "1")
+        after = fleet.start("after", str(Path(__file__)), fleet.url, "1")
         until(lambda: not after.running, "another process to write", 10)
         assert after.lines == ["0 0"], after.errors
     finally:
         os.kill(child, signal.SIGKILL)
 
 
-def fork_and_die_in_a_transaction(store: str) -> None:
-    def die(section: Section) -> None:
+def fork_and_die_in_a_transaction(url: str) -> None:
+    def die(section: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     async def main() -> None:
-        storage = SQLiteStorage(store)
+        storage = BaseStorage.from_url(url)
+        assert isinstance(storage, SQLiteStorage | FileStorage)
         await storage.open()
         child = os.fork()
         if child == 0:
@@ -137,13 +139,14 @@ def fork_and_die_in_a_transaction(store: str) -> None:
             while True:
                 signal.pause()
         print(child, flush=True)
-        await storage._write(die)
+        await (storage._do if isinstance(storage, FileStorage) else storage._write)(die)
 
     asyncio.run(main())
 
 
-def test_a_forked_child_and_its_parent_both_write(tmp_path: Path) -> None:
-    with OmniQ.from_url(f"sqlite:///{tmp_path / 'queue.db'}") as oq:
+@on_each_store
+def test_a_forked_child_and_its_parent_both_write(fleet: Fleet) -> None:
+    with OmniQ.from_url(fleet.url) as oq:
         oq.enqueue(fault_jobs.nothing)
         child = os.fork()
         if child == 0:

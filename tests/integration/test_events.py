@@ -8,7 +8,17 @@ import pytest
 from support import jobs
 from support.waiting import eventually
 
-from omniq import AsyncOmniQ, BaseStorage, MemoryStorage, Middleware, Settings, SQLiteStorage, TaskContext, TaskStatus
+from omniq import (
+    AsyncOmniQ,
+    BaseStorage,
+    FileStorage,
+    MemoryStorage,
+    Middleware,
+    Settings,
+    SQLiteStorage,
+    TaskContext,
+    TaskStatus,
+)
 
 
 def test_each_transition_is_one_event_with_its_fields(oq: AsyncOmniQ, key: str) -> None:
@@ -44,10 +54,10 @@ def test_events_are_read_on_from_the_last_one_seen(oq: AsyncOmniQ) -> None:
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_events_can_be_switched_off(kind: str, tmp_path: Any, key: str) -> None:
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/q.db?durability=process", "file://{}/q?durability=process"])
+def test_events_can_be_switched_off(store: str, tmp_path: Any, key: str) -> None:
     async def body() -> None:
-        url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path}/q.db?durability=process"
+        url = store.format(tmp_path)
         async with AsyncOmniQ.from_url(url, settings=Settings(events=False)) as oq:
             async with await oq.worker():
                 task_id = await oq.enqueue(jobs.count, key)
@@ -60,7 +70,11 @@ def test_events_can_be_switched_off(kind: str, tmp_path: Any, key: str) -> None:
 
 def test_switching_events_off_holds_for_a_storage_object_too(tmp_path: Any) -> None:
     async def body() -> None:
-        for storage in (MemoryStorage(events=False), SQLiteStorage(tmp_path / "q.db", durability="process", events=False)):
+        for storage in (
+            MemoryStorage(events=False),
+            SQLiteStorage(tmp_path / "q.db", durability="process", events=False),
+            FileStorage(tmp_path / "q", durability="process", events=False),
+        ):
             async with AsyncOmniQ(storage) as oq:
                 await oq.enqueue(jobs.add, 1)
                 assert await oq.events() == []

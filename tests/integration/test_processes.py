@@ -1,4 +1,4 @@
-"""More than one process on one SQLite file: forks, wake-ups, and workers that die."""
+"""More than one process on one store: forks, wake-ups, and workers that die."""
 
 import asyncio
 import os
@@ -14,17 +14,18 @@ import pytest
 from support import jobs
 from support.waiting import eventually, wait_for
 
-from omniq import AsyncOmniQ, MemoryStorage, OmniQ, Settings, SQLiteStorage, TaskStatus
+from omniq import AsyncOmniQ, MemoryStorage, OmniQ, Settings, TaskStatus
+from omniq.storage.bell import Bell
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 ENQUEUER = """
 import sys, time
-from omniq import OmniQ, SQLiteStorage
+from omniq import OmniQ
 from support import jobs
 
-with OmniQ(SQLiteStorage(sys.argv[1], durability="process")) as oq:
+with OmniQ.from_url(sys.argv[1]) as oq:
     oq.counts()
     print("ready", flush=True)
     for line in sys.stdin:
@@ -34,10 +35,10 @@ with OmniQ(SQLiteStorage(sys.argv[1], durability="process")) as oq:
 
 WORKER = """
 import sys, time
-from omniq import OmniQ, Settings, SQLiteStorage
+from omniq import OmniQ, Settings
 from support import jobs
 
-with OmniQ(SQLiteStorage(sys.argv[1], durability="process"), settings=Settings(lease=float(sys.argv[2]))) as oq, oq.worker():
+with OmniQ.from_url(sys.argv[1], settings=Settings(lease=float(sys.argv[2]))) as oq, oq.worker():
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -73,12 +74,10 @@ def spawn() -> Iterator[Spawn]:
                 stream.close()
 
 
-def test_a_task_from_another_process_starts_long_before_the_poll(tmp_path: Path, key: str, spawn: Spawn) -> None:
-    path = str(tmp_path / "q.db")
-
+def test_a_task_from_another_process_starts_long_before_the_poll(url: str, key: str, spawn: Spawn) -> None:
     async def body() -> list[float]:
-        async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq, await oq.worker(poll_interval=30):
-            child = await asyncio.to_thread(spawn, ENQUEUER, path)
+        async with AsyncOmniQ.from_url(url) as oq, await oq.worker(poll_interval=30):
+            child = await asyncio.to_thread(spawn, ENQUEUER, url)
             delays: list[float] = []
             for n in range(10):
                 child.stdin.write(f"{key}{n}\n")
@@ -93,12 +92,26 @@ def test_a_task_from_another_process_starts_long_before_the_poll(tmp_path: Path,
     assert delays[-1] < 2, delays
 
 
-def test_a_result_from_another_process_ends_the_waiting_early(tmp_path: Path, spawn: Spawn) -> None:
-    path = str(tmp_path / "q.db")
+def test_without_inotify_a_task_from_another_process_is_found_by_polling(
+    url: str, key: str, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bell, "_kernel_wait", lambda bell: None)
 
     async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
-            await asyncio.to_thread(spawn, WORKER, path, "30")
+        async with AsyncOmniQ.from_url(url) as oq, await oq.worker(poll_interval=30):
+            child = await asyncio.to_thread(spawn, ENQUEUER, url)
+            for n in range(3):
+                child.stdin.write(f"{key}{n}\n")
+                child.stdin.flush()
+                await eventually(lambda n=n: jobs.runs[f"{key}{n}"], within=5)
+
+    asyncio.run(body())
+
+
+def test_a_result_from_another_process_ends_the_waiting_early(url: str, spawn: Spawn) -> None:
+    async def body() -> None:
+        async with AsyncOmniQ.from_url(url) as oq:
+            await asyncio.to_thread(spawn, WORKER, url, "30")
             await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)
             times = []
             for _ in range(5):
@@ -110,14 +123,12 @@ def test_a_result_from_another_process_ends_the_waiting_early(tmp_path: Path, sp
     asyncio.run(body())
 
 
-def test_the_very_first_wait_of_a_storage_hears_other_processes_too(tmp_path: Path, spawn: Spawn) -> None:
-    path = str(tmp_path / "q.db")
-
+def test_the_very_first_wait_of_a_storage_hears_other_processes_too(url: str, spawn: Spawn) -> None:
     async def body() -> None:
-        await asyncio.to_thread(spawn, WORKER, path, "30")
+        await asyncio.to_thread(spawn, WORKER, url, "30")
         times = []
         for _ in range(5):
-            async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
+            async with AsyncOmniQ.from_url(url) as oq:
                 task_id = await oq.enqueue(jobs.add, 1)
                 before = time.monotonic()
                 assert (await oq.get_result(task_id, wait=True, timeout=5)).ok
@@ -127,12 +138,12 @@ def test_the_very_first_wait_of_a_storage_hears_other_processes_too(tmp_path: Pa
     asyncio.run(body())
 
 
-def test_the_tasks_of_a_killed_worker_run_again_within_a_second(tmp_path: Path, spawn: Spawn) -> None:
-    path, mark = str(tmp_path / "q.db"), str(tmp_path / "pid")
+def test_the_tasks_of_a_killed_worker_run_again_within_a_second(url: str, tmp_path: Path, spawn: Spawn) -> None:
+    mark = str(tmp_path / "pid")
 
     async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
-            child = await asyncio.to_thread(spawn, WORKER, path, "30")
+        async with AsyncOmniQ.from_url(url) as oq:
+            child = await asyncio.to_thread(spawn, WORKER, url, "30")
             task_id = await oq.enqueue(jobs.hold_then_write, mark)
             await eventually(lambda: Path(mark).exists())
             Path(mark).unlink()
@@ -151,14 +162,12 @@ def test_the_tasks_of_a_killed_worker_run_again_within_a_second(tmp_path: Path, 
     asyncio.run(body())
 
 
-def test_a_task_that_kills_its_worker_again_and_again_is_a_failure_that_says_so(tmp_path: Path, spawn: Spawn) -> None:
-    path = str(tmp_path / "q.db")
-
+def test_a_task_that_kills_its_worker_again_and_again_is_a_failure_that_says_so(url: str, spawn: Spawn) -> None:
     async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
+        async with AsyncOmniQ.from_url(url) as oq:
             task_id = await oq.options(max_retries=1).enqueue("support.jobs:kill_me")
             for _ in range(2):
-                child = spawn(WORKER, path, "30", ready=False)
+                child = spawn(WORKER, url, "30", ready=False)
                 assert await asyncio.to_thread(child.wait, 10) == -signal.SIGKILL
             async with await oq.worker():
                 result = await oq.get_result(task_id, wait=True, timeout=5)
@@ -168,12 +177,12 @@ def test_a_task_that_kills_its_worker_again_and_again_is_a_failure_that_says_so(
     asyncio.run(body())
 
 
-def test_a_frozen_worker_loses_its_task_after_the_lease_and_cannot_end_it(tmp_path: Path, spawn: Spawn) -> None:
-    path, mark = str(tmp_path / "q.db"), str(tmp_path / "pid")
+def test_a_frozen_worker_loses_its_task_after_the_lease_and_cannot_end_it(url: str, tmp_path: Path, spawn: Spawn) -> None:
+    mark = str(tmp_path / "pid")
 
     async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(path, durability="process"), settings=Settings(lease=0.6)) as oq:
-            child = await asyncio.to_thread(spawn, WORKER, path, "0.6")
+        async with AsyncOmniQ.from_url(url, settings=Settings(lease=0.6)) as oq:
+            child = await asyncio.to_thread(spawn, WORKER, url, "0.6")
             task_id = await oq.enqueue(jobs.hold_then_write, mark)
             await eventually(lambda: Path(mark).exists())
             os.kill(child.pid, signal.SIGSTOP)
@@ -212,8 +221,8 @@ def in_a_fork(call: Callable[[], object], seconds: int = 15) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_forked_child_enqueues_through_its_parents_object(tmp_path: Path) -> None:
-    with OmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) as oq, oq.worker(poll_interval=30):
+def test_a_forked_child_enqueues_through_its_parents_object(url: str) -> None:
+    with OmniQ.from_url(url) as oq, oq.worker(poll_interval=30):
         first = oq.enqueue(jobs.add, 1)
         assert oq.get_result(first, wait=True, timeout=5).ok
 
@@ -228,8 +237,8 @@ def test_a_forked_child_enqueues_through_its_parents_object(tmp_path: Path) -> N
         assert oq.get_result(oq.enqueue(jobs.add, 3), wait=True, timeout=5).result == 3
 
 
-def test_a_fork_in_the_middle_of_a_write_does_not_lock_the_child_out(tmp_path: Path) -> None:
-    with OmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) as oq:
+def test_a_fork_in_the_middle_of_a_write_does_not_lock_the_child_out(url: str) -> None:
+    with OmniQ.from_url(url) as oq:
         oq.enqueue(jobs.add, 0)
         stop = threading.Event()
 
@@ -247,12 +256,12 @@ def test_a_fork_in_the_middle_of_a_write_does_not_lock_the_child_out(tmp_path: P
         assert codes == [0] * 10
 
 
-def test_a_forked_child_does_not_keep_its_parents_worker_alive(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_keep_its_parents_worker_alive(url: str, tmp_path: Path) -> None:
     """The parent's lock must not be inherited, or a dead parent would look alive as long as its child lives."""
     script = """
 import os, signal, sys
-from omniq import OmniQ, SQLiteStorage
-oq = OmniQ(SQLiteStorage(sys.argv[1], durability="process"))
+from omniq import OmniQ
+oq = OmniQ.from_url(sys.argv[1])
 pool = oq.worker()
 pool.start()
 oq.enqueue("support.jobs:hold_then_write", sys.argv[2])
@@ -264,7 +273,7 @@ if os.fork() == 0:
 os.kill(os.getpid(), signal.SIGKILL)
 """
     mark = tmp_path / "pid"
-    command = [sys.executable, "-c", script, str(tmp_path / "q.db"), str(mark)]
+    command = [sys.executable, "-c", script, url, str(mark)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     assert parent.stdout is not None
     grandchild = int(parent.stdout.readline())
@@ -273,7 +282,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     try:
         mark.unlink()
         (tmp_path / "pid-go").touch()
-        with OmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) as oq, oq.worker():
+        with OmniQ.from_url(url) as oq, oq.worker():
             (task,), _ = oq.find()
             result = oq.get_result(task.id, wait=True, timeout=5)
             assert result is not None, "the dead worker looked alive"
@@ -295,39 +304,39 @@ def test_a_memory_store_after_a_fork_belongs_to_the_child_alone() -> None:
         assert oq.counts()[0].ready == 1
 
 
-def test_a_script_that_forgets_to_close_still_ends(tmp_path: Path) -> None:
+def test_a_script_that_forgets_to_close_still_ends(url: str) -> None:
     script = """
 import sys
-from omniq import OmniQ, SQLiteStorage
+from omniq import OmniQ
 from support import jobs
-oq = OmniQ(SQLiteStorage(sys.argv[1], durability="process"))
+oq = OmniQ.from_url(sys.argv[1])
 pool = oq.worker()
 pool.start()
 assert oq.get_result(oq.enqueue(jobs.add, 1), wait=True, timeout=5).ok
 print("done", flush=True)
 """
-    command = [sys.executable, "-c", script, str(tmp_path / "q.db")]
+    command = [sys.executable, "-c", script, url]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=20, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
-def test_a_function_of_main_runs_in_its_own_process_and_fails_elsewhere(tmp_path: Path) -> None:
+def test_a_function_of_main_runs_in_its_own_process_and_fails_elsewhere(url: str) -> None:
     script = """
 import sys
-from omniq import OmniQ, SQLiteStorage
+from omniq import OmniQ
 
 def local():
     return "ran"
 
-with OmniQ(SQLiteStorage(sys.argv[1], durability="process")) as oq:
+with OmniQ.from_url(sys.argv[1]) as oq:
     with oq.worker():
         print(oq.get_result(oq.enqueue(local), wait=True, timeout=5).result)
     oq.options(task_id="left").enqueue(local)
 """
-    command = [sys.executable, "-c", script, str(tmp_path / "q.db")]
+    command = [sys.executable, "-c", script, url]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=20, check=False)
     assert done.stdout == "ran\n", done.stderr
-    with OmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) as oq, oq.worker():
+    with OmniQ.from_url(url) as oq, oq.worker():
         result = oq.get_result("left", wait=True, timeout=5)
     assert result.status is TaskStatus.FAILED
     assert "move it into a module" in result.error.message

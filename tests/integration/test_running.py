@@ -5,6 +5,7 @@ import datetime as dt
 import logging
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from support.waiting import eventually
 
 from omniq import AsyncOmniQ, AsyncWorkerPool, Invalid, SerializationError, Settings, TaskResult, TaskStatus
 from omniq.errors import TaskIdRequired
+from omniq.operations import Retry
 
 
 async def ended(oq: AsyncOmniQ, task_id: str, within: float = 10) -> TaskResult:
@@ -683,3 +685,27 @@ def test_the_calls_of_a_storage_without_tokens_use_the_token_that_dequeue_got(st
         assert await storage.get_result(task.id) is None
 
     asyncio.run(body())
+
+
+def test_a_worker_may_hold_a_task_again_while_its_first_run_goes_on(
+    oq: AsyncOmniQ, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that was frozen longer than a lease is taken for dead; thawed, it may be the one that leases the task anew."""
+    flag = tmp_path / "held"
+
+    async def body() -> None:
+        async with await oq.worker(concurrency=2):
+            task_id = await oq.enqueue(jobs.hold_then_write, str(flag))
+            await eventually(flag.exists)
+            flag.unlink()
+            first = await oq.storage.get(task_id)
+            assert first is not None
+            lost = Retry(queue=first.queue, id=first.id, token=first.token or "", delay_us=0, lost="worker_lost")
+            assert isinstance((await oq.storage.apply([(lost,)]))[0], list)
+            await eventually(flag.exists)
+            (tmp_path / "held-go").touch()
+            assert (await ended(oq, task_id)).ok
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(body())
+    assert "could not be ended" not in caplog.text

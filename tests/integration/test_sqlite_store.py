@@ -397,3 +397,23 @@ def test_a_worker_lives_through_a_database_that_cannot_be_written(tmp_path: Path
         assert jobs.runs[key] == 1
 
     asyncio.run(body())
+
+
+def test_a_store_of_the_first_format_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "old.db"
+    with monkeypatch.context() as old:
+        old.setattr("omniq.storage.sqlite_schema.VERSION", 1)
+        with OmniQ(SQLiteStorage(path)) as oq:
+            task_id = oq.enqueue(jobs.add, 1, 2)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert columns(connection, "fan_ins") == set()
+    connection.close()
+    with OmniQ(SQLiteStorage(path)) as oq, oq.worker():
+        outcome = oq.get_result(task_id, wait=True, timeout=10)
+    assert outcome is not None
+    assert outcome.result == 3
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+    assert columns(connection, "fan_ins") != set()
+    connection.close()

@@ -265,3 +265,13 @@ def test_an_error_of_an_exception_has_its_type_text_and_traceback() -> None:
         error = TaskError.of(exc)
     assert (error.type, error.message) == ("KeyError", "'here'")
     assert "test_an_error_of_an_exception" in error.traceback
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("ValueError: no", "ValueError"), ("my.Error: a: b", "my.Error"), ("it broke", ""), ("no good: at all", ""), ("E: ", "")],
+)
+def test_an_error_that_arrived_as_text_gives_the_text_back(text: str, kind: str) -> None:
+    error = TaskError.from_text(text)
+    assert error.type == kind
+    assert str(error) == text

@@ -1,11 +1,22 @@
 """The decisions about tasks, as pure functions."""
 
+from typing import Literal
+
 import pytest
 
 from omniq.errors import ConfigError
 from omniq.models import Record, TaskError
 from omniq.operations import Cancel, Fail, Lease, Retry
-from omniq.policy import DEFAULT_MAX_ATTEMPTS, Backoff, after_failure, after_loss, max_attempts, next_run, parse_backoff
+from omniq.policy import (
+    DEFAULT_MAX_ATTEMPTS,
+    SERVER_PREFIX,
+    Backoff,
+    after_failure,
+    after_loss,
+    max_attempts,
+    next_run,
+    parse_backoff,
+)
 
 S = 1_000_000
 ERROR = TaskError("RuntimeError", "no luck")
@@ -196,3 +207,14 @@ def test_the_reaper_never_forgives_a_late_holder() -> None:
         op = after_loss(Lease(record=held(attempts=attempts), lost="expired"), 0, 0)
         assert isinstance(op, Retry | Fail)
         assert not op.late
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("lost", ["expired", "worker_lost"])
+def test_a_lost_tcp_server_costs_its_clients_no_attempt(attempts: int, lost: Literal["expired", "worker_lost"]) -> None:
+    record = held(attempts=attempts, max_attempts=2, worker=f"{SERVER_PREFIX}host:1:x")
+    op = after_loss(Lease(record=record, lost=lost), 0, 0.5)
+    assert isinstance(op, Retry)
+    assert (op.attempts, op.delay_us, op.lost) == (attempts - 1, None, lost)
+    record.cancel_requested = True
+    assert isinstance(after_loss(Lease(record=record, lost=lost), 0, 0.5), Cancel)

@@ -14,7 +14,9 @@ PLACES = {
     "omniq.models": ["Task", "TaskResult", "TaskStatus", "TaskError", "Schedule", "Event"],
     "omniq.storage.base": ["BaseStorage"],
     "omniq.storage.sqlite": ["SQLiteStorage"],
+    "omniq.storage.file": ["FileStorage"],
     "omniq.storage.memory": ["MemoryStorage"],
+    "omniq.storage.redis": ["RedisStorage"],
     "omniq.queue": ["AsyncTaskQueue"],
     "omniq.worker": ["AsyncWorkerPool", "WorkerPool"],
     "omniq.config": ["Settings", "load_settings"],
@@ -123,7 +125,7 @@ def test_a_storage_has_the_calls_of_the_specification(name: str, parameters: lis
     assert list(inspect.signature(method).parameters)[1:] == parameters
 
 
-@pytest.mark.parametrize("kind", [AsyncOmniQ, OmniQ, omniq.SQLiteStorage, omniq.MemoryStorage])
+@pytest.mark.parametrize("kind", [AsyncOmniQ, OmniQ, omniq.FileStorage, omniq.SQLiteStorage, omniq.MemoryStorage])
 def test_every_public_class_closes_and_is_a_context_manager(kind: type[Any]) -> None:
     assert hasattr(kind, "close")
     assert hasattr(kind, "__aenter__") or hasattr(kind, "__enter__")

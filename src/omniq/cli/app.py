@@ -17,6 +17,7 @@ from omniq.cli.migrate import migrate_command
 from omniq.cli.purge import purge_command
 from omniq.cli.queues import pause_command, queues_command, resume_command
 from omniq.cli.result import result_command
+from omniq.cli.serving import send_command, serve_command
 from omniq.cli.top import top_command
 from omniq.cli.worker import worker_command
 
@@ -66,6 +67,8 @@ app.command("doctor")(doctor_command)
 app.command("purge")(purge_command)
 app.command("migrate")(migrate_command)
 app.command("bench")(bench_command)
+app.command("serve")(serve_command)
+app.command("send")(send_command)
 
 
 def main() -> None:

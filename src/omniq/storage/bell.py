@@ -35,7 +35,7 @@ class Bell:
 
     def ring(self) -> None:
         self._own += 1
-        os.pwrite(self._fd, (self._count() + 1).to_bytes(8), 0)
+        os.pwrite(self._fd, ((self._count() + 1) % (1 << 64)).to_bytes(8), 0)  # whatever somebody wrote there
 
     def listen(self, heard: Callable[[], None], anyone: Callable[[], bool]) -> None:
         """Call `heard` from a thread when another process rang; nothing is read while `anyone` waits for nothing."""

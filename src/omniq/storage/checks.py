@@ -9,9 +9,11 @@ from omniq.models import MAX_BLOCKERS, check_id, check_name, check_queue, check_
 from omniq.operations import (
     Beat,
     Capabilities,
+    CountFanIn,
     Enqueue,
     Extend,
     OnTask,
+    OpenFanIn,
     Operation,
     Progress,
     Requeue,
@@ -24,6 +26,7 @@ Transaction = Sequence[Operation]
 
 MAX_PROGRESS = 4 * 1024
 MIN_TOKEN = 24  # hex digits of 96 bits
+MAX_FAN_IN_KEY = 128
 
 
 def check_transactions(transactions: Sequence[Transaction], limits: Capabilities) -> None:
@@ -41,7 +44,7 @@ def _check_combined(transaction: Transaction, limits: Capabilities, good_queues:
         raise LimitExceeded(f"a transaction of {len(transaction)} operations; the limit is {limits.max_transaction}")
     targets: set[str] = set()
     for op in transaction:
-        if isinstance(op, Reserve | Beat):
+        if isinstance(op, Reserve | Beat | OpenFanIn | CountFanIn):
             raise Invalid(f"{type(op).__name__} stands alone in its transaction")
         _check(op, limits, good_queues)
         assert isinstance(op, Enqueue | OnTask)
@@ -71,6 +74,8 @@ def _check(op: Operation, limits: Capabilities, good_queues: set[str]) -> None:
                 raise Invalid(f"attempts cannot be negative: {op.attempts}")
         if isinstance(op, Reschedule | Requeue):
             _at_most_one(op, "delay_us", "eta_us")
+    elif isinstance(op, OpenFanIn | CountFanIn):
+        _check_fan_in(op)
     elif not isinstance(op, Beat):
         raise Invalid(f"{type(op).__name__} is not an operation of the driver contract")
 
@@ -120,6 +125,16 @@ def _check_reserve(op: Reserve, good_queues: set[str]) -> None:
         if queue not in good_queues:
             check_queue(queue)
             good_queues.add(queue)
+
+
+def _check_fan_in(op: OpenFanIn | CountFanIn) -> None:
+    check_text(op.key, "fan-in key")
+    if len(op.key) > MAX_FAN_IN_KEY or "{" in op.key or "}" in op.key:
+        raise Invalid(f"fan-in key {op.key[:140]!r}: use 1 to {MAX_FAN_IN_KEY} characters without braces")
+    if isinstance(op, CountFanIn):
+        check_text(op.member, "member of a fan-in")
+    elif op.expected < 1 or op.ttl_us <= 0:
+        raise Invalid(f"a fan-in waits for at least one member, longer than nothing: {op.expected}, {op.ttl_us} µs")
 
 
 def _at_most_one(op: Operation, *names: str) -> None:

@@ -165,8 +165,8 @@ class FileStorage(BaseStorage):
 
     def _work(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> Work[list[Result]]:
         def work(section: Section) -> list[Result]:
-            now = self._now(now_us)
-            return [section.machine.run(t, now, repeat) for t in transactions]
+            # Each transaction has its own moment: what one frees stands behind what the one before it enqueued.
+            return [section.machine.run(t, self._now(now_us), repeat) for t in transactions]
 
         return work
 

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-from omniq.errors import StoreUnavailable
+from omniq.errors import OutcomeUnknown, StoreUnavailable
 from omniq.models import Record
 from omniq.operations import EventRow
 from omniq.storage.file_index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
@@ -34,6 +34,7 @@ from omniq.storage.file_lines import (
     EVENTS,
     KEYS,
     TABLES,
+    LineGlimpse,
     TaskLine,
     decode_glimpse,
     decode_key,
@@ -53,6 +54,8 @@ TIDY_BYTES = 16 << 10  # a segment with nothing left in it goes when it is large
 JOURNAL_BYTES = 16 << 20  # a new journal begins after this; the files are synced then
 MARK_BYTES = 64 << 10  # how far apart the known places in a segment of events are
 META = "state.json"
+
+Put = tuple[Segment, int, bytes, list[NewLine]]  # which bytes go where in a segment, and their lines
 
 
 class Control(msgspec.Struct, frozen=True):
@@ -83,6 +86,7 @@ class Folder:
         self.durable = durable
         self.boot = boot
         self._load = load
+        self._synced_journal = 0
         self.store_id = ""
         self.held: dict[str, tuple[Entry, Record]] = {}
         self.wants_compacting = False
@@ -129,14 +133,15 @@ class Folder:
             return None
 
     def set_control(self, busy: bool) -> None:
-        text = f"{self.commit:020d} {'busy' if busy else 'idle'} {self.boot or '-'}\n"
+        text = f"{self.commit:020d} {'busy' if busy else 'idle'} {self.boot or '-':<36}\n"  # as long as the last one
         self.files.write(WRITE_LOCK, 0, text.encode())
 
     def _catch_up(self, upto: int) -> None:
         """Learn the commits of other processes from the journal."""
         while self.commit < upto:
-            for _ in self._new_records():
-                pass
+            for found in self._new_records():
+                if found.head.commit > upto:  # of one that died: it is not only to be learnt but to be finished
+                    break
             if self.commit < upto:
                 if self.files.size(journal_path(self.journal + 1)) is None:  # too far behind, or it cannot be read
                     self._load(self)
@@ -203,6 +208,7 @@ class Folder:
 
     def write(self, changes: Changes) -> None:
         """One commit. Raises when it did not happen; then the folder is as before."""
+        before = self.journal, self.journal_end
         if self.journal_end >= JOURNAL_BYTES:
             self.begin_journal()
         head = Commit(
@@ -212,14 +218,19 @@ class Folder:
             keys_gone=changes.keys_gone,
             rows=changes.rows,
         )
-        puts: list[tuple[Segment, int, bytes, list[NewLine]]] = []
+        puts: list[Put] = []
         for table, lines in _by_table(changes.lines).items():
             segment = self._segment_for(table, changes)
             data = b"".join([line.data for line in lines])
             puts.append((segment, segment.size, data, lines))
             head.puts.append((segment.path, segment.size, len(data)))
         self._plan_blanks(changes, head, {segment.path for segment, *_ in puts})
-        self._append(head, puts)
+        try:
+            self._append(head, puts)
+        except BaseException:
+            if before != (self.journal, self.journal_end):  # what the checkpoint would tell has not happened
+                (self.journal, self.journal_end), self.checkpoint_due = before, None
+            raise
         try:
             for segment, offset, data, lines in puts:
                 self.adopt(segment)
@@ -232,16 +243,30 @@ class Folder:
                     offset += len(line.data)
             self._forget(head)
             self.commit += 1
-            try:
-                self.carry_out(head)
-                self.set_control(busy=False)
-            except OSError as exc:  # it has happened; the busy mark makes the next one finish it
-                log.warning("%s: commit %d is safe but not finished: %s", self.where, self.commit, exc)
+            self._finish(head)
         except BaseException:
             self.stale = True  # an interrupt in the middle of this: learn everything anew
             raise
 
-    def _append(self, head: Commit, puts: list[tuple[Segment, int, bytes, list[NewLine]]]) -> None:
+    def _commit_as_told(self, head: Commit, puts: list[Put]) -> None:
+        """A commit of the folder's own, which learns it as it learns those of others."""
+        self._append(head, puts)
+        try:
+            self.replay(head, b"".join(data for _, _, data, _ in puts))
+            self._finish(head)
+        except BaseException:
+            self.stale = True
+            raise
+
+    def _finish(self, head: Commit) -> None:
+        try:
+            self.carry_out(head)
+            self.set_control(busy=False)
+        except OSError as exc:  # it has happened; the busy mark makes the next one finish it, and must not be wiped before
+            self.stale = True
+            log.warning("%s: commit %d is safe but not finished: %s", self.where, self.commit, exc)
+
+    def _append(self, head: Commit, puts: list[Put]) -> None:
         record = record_of(head, [data for _, _, data, _ in puts])
         path = journal_path(self.journal)
         try:
@@ -251,14 +276,19 @@ class Folder:
             self.files.write(path, self.journal_end, record)
             if self.durable:
                 self.files.sync(path)
-                if self.journal_end == 0:
+                if self._synced_journal != self.journal:  # its name, too, whoever made it
                     self.files.sync_folder("journal")
-        except BaseException:
-            self._retract([segment for segment, *_ in puts])
+                    self._synced_journal = self.journal
+        except BaseException as exc:
+            if not self._retract([segment for segment, *_ in puts]) and isinstance(exc, OSError):
+                raise OutcomeUnknown(
+                    f"{self.where}: {exc.strerror or exc}; whether it was stored shows at the next call"
+                ) from exc
             raise
         self.journal_end += len(record)
 
-    def _retract(self, segments: Iterable[Segment]) -> None:
+    def _retract(self, segments: Iterable[Segment]) -> bool:
+        """Cut the files back to what is committed; whether that worked."""
         try:
             if self.files.size(journal_path(self.journal)) is not None:
                 self.files.truncate(journal_path(self.journal), self.journal_end)
@@ -270,6 +300,8 @@ class Folder:
             self.set_control(busy=False)
         except OSError as exc:  # the busy mark stays: the next one to enter cuts back
             log.warning("%s: could not take back a commit that failed: %s", self.where, exc)
+            return False
+        return True
 
     def _segment_for(self, table: str, changes: Changes) -> Segment:
         segment = self._current.get(table)
@@ -336,6 +368,7 @@ class Folder:
         for place in head.keys_gone:
             index.keys.pop(place, None)
         at = 0
+        told: list[tuple[LineGlimpse, Place]] = []
         for path, offset, length in head.puts:
             segment = self.segments.get(path) or segment_of(path)
             self.adopt(segment)
@@ -345,22 +378,23 @@ class Folder:
                 self.mark(segment, data, offset)
             else:
                 for line in data.splitlines(keepends=True):
-                    self.note(line, Place(segment, offset, len(line)))
+                    place = Place(segment, offset, len(line))
+                    if segment.table == KEYS:
+                        index.put_key(Key(decode_key(line), place))
+                    else:
+                        told.append((decode_glimpse(line), place))
                     offset += len(line)
             at += length
+        for glimpse, place in sorted(told, key=_order):
+            self.note(glimpse, place)
         self._forget(head)
         for path in head.drops:
             self.files.forget(path)
         head.rows.apply(index)
         self.commit = head.commit
 
-    def note(self, line: bytes, place: Place) -> None:
-        """A line says that a task, a result or a key is there."""
-        if place.segment.table == KEYS:
-            key = decode_key(line)
-            self.index.put_key(Key(key, place))
-            return
-        glimpse = decode_glimpse(line)
+    def note(self, glimpse: LineGlimpse, place: Place) -> None:
+        """A line says that a task, a result or both are there."""
         kept = None
         if glimpse.result is not None:
             kept = Kept(place, glimpse.expires_us, glimpse.result.finished_at_us)
@@ -410,14 +444,14 @@ class Folder:
     def event_segments(self) -> list[Segment]:
         return sorted((s for s in self.segments.values() if s.table == EVENTS), key=lambda s: s.number)
 
-    def damaged_lines(self) -> list[str]:
-        """Which files have lines that do not fit their checksum."""
-        found: list[str] = []
+    def damaged(self) -> list[tuple[Segment, int]]:
+        """Which files have lines that do not fit their checksum, and how many."""
+        found: list[tuple[Segment, int]] = []
         for segment in self.segments.values():
             lines = self.files.read(segment.path, 0, segment.size).split(b"\n")
             bad = sum(1 for line in lines if line.strip() and not is_sealed(line))
             if bad:
-                found.append(f"{segment.path} has {bad} damaged lines")
+                found.append((segment, bad))
         return found
 
     def events_of(self, id: str) -> list[EventRow]:
@@ -468,14 +502,13 @@ class Folder:
 
     def _checkpoint(self, meta: Meta) -> None:
         started = time.monotonic()
-        for path in meta.segments if self.durable else ():
+        for path in meta.segments:  # whatever this process promises: others may have promised more
             try:
                 self.files.sync(path)
             except FileNotFoundError:  # emptied and removed in the meantime
                 continue
-        if self.durable:
-            for folder in (*TABLES, "queue", ""):
-                self.files.sync_folder(folder)
+        for folder in (*TABLES, "queue", ""):
+            self.files.sync_folder(folder)
         self.files.lock()
         try:
             on_disk = self.read_meta()
@@ -490,6 +523,7 @@ class Folder:
         log.debug("%s: checkpoint at commit %d took %.3f s", self.where, meta.commit, time.monotonic() - started)
 
     def read_meta(self) -> Meta | None:
+        self.files.forget(META)  # another process may have put a new one in its place
         try:
             return unsealed_file(self.files.read(META), Meta)
         except (FileNotFoundError, ValueError):
@@ -502,16 +536,14 @@ class Folder:
         """A small file as a whole, by rename: the old one or the new one, never half of it."""
         self.files.remove(f"{path}.tmp")
         self.files.write(f"{path}.tmp", 0, sealed_file(value))
-        if self.durable:
-            self.files.sync(f"{path}.tmp")
+        self.files.sync(f"{path}.tmp")
         self.files.rename(f"{path}.tmp", path)
-        if self.durable:
-            self.files.sync_folder("")
+        self.files.sync_folder("")
 
     def tend(self) -> None:
         """What keeps the folder small, after a commit. If it fails, the commit stands all the same."""
         try:
-            if self.wants_compacting:
+            if self.wants_compacting and not self.stale:
                 self.compact()
         except OSError as exc:
             log.warning("%s: could not tidy up: %s", self.where, exc)
@@ -527,10 +559,7 @@ class Folder:
     def skip_journal(self) -> None:
         """Begin a new journal at once, with an empty commit, so that nobody goes on behind one that was damaged."""
         self.begin_journal()
-        head = Commit(commit=self.commit + 1)
-        self._append(head, [])
-        self.commit += 1
-        self.set_control(busy=False)
+        self._commit_as_told(Commit(commit=self.commit + 1), [])
 
     def rewrite(self, segment: Segment) -> None:
         """The good lines of a segment move to a new one, and the old one goes."""
@@ -539,19 +568,13 @@ class Folder:
         self.index.counters.segment += 1
         counters = msgspec.structs.replace(self.index.counters)
         head = Commit(commit=self.commit + 1, drops=[segment.path], rows=Rows(counters=counters))
-        puts: list[tuple[Segment, int, bytes, list[NewLine]]] = []
+        puts: list[Put] = []
         if lines:
             fresh = self._new_segment(segment.table, segment.number, counters.segment)
             body = b"".join(lines)
             head.puts = [(fresh.path, 0, len(body))]
             puts = [(fresh, 0, body, [])]
-        self._append(head, puts)
-        was_current = self._current.get(segment.table) is segment
-        self.replay(head, b"".join(data for _, _, data, _ in puts))
-        if was_current and puts:
-            self._current[segment.table] = self.segments[puts[0][0].path]
-        self.carry_out(head)
-        self.set_control(busy=False)
+        self._commit_as_told(head, puts)
 
 
 def is_segment(name: str) -> bool:
@@ -589,6 +612,12 @@ def unsealed_file(data: bytes, kind: type[T]) -> T:
     if not hash_mark or end != b"%08x\n" % zlib.crc32(text):
         raise ValueError("its checksum is wrong")
     return msgspec.json.decode(text, type=kind)
+
+
+def _order(told: tuple[LineGlimpse, Place]) -> int:
+    """New tasks in the order of `seq`, which is that of the index, and results after the tasks that they belong to."""
+    task = told[0].task
+    return task.seq if task is not None else 1 << 62
 
 
 def _by_table(lines: list[NewLine]) -> dict[str, list[NewLine]]:

@@ -18,7 +18,7 @@ import msgspec
 from omniq.models import State
 from omniq.operations import WorkerInfo
 from omniq.storage.file_lines import KeyLine, LineGlimpse
-from omniq.storage.ledger import Lane, QueueRow
+from omniq.storage.ledger import FanIn, Lane, QueueRow
 
 
 class Segment(msgspec.Struct, gc=False, eq=False):
@@ -154,6 +154,8 @@ class Index:
         self.keys: dict[tuple[str, str], Key] = {}
         self.deferrals: dict[str, bool] = {}
         self.workers: dict[str, WorkerInfo] = {}
+        self.fan_ins: dict[str, FanIn] = {}
+        self.members: dict[str, dict[str, int]] = {}  # of a fan-in: what each was told
         self.counters = Counters()
         self.running: dict[str, Entry] = {}
         self.blocks: dict[str, dict[str, None]] = {}  # blocker → those who wait for it

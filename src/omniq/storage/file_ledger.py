@@ -24,7 +24,7 @@ from omniq.storage.file_lines import (
     table_of,
     task_line,
 )
-from omniq.storage.ledger import Key, Lane, QueueRow
+from omniq.storage.ledger import FanIn, Key, Lane, QueueRow
 
 HELD_RECORDS = 10_000  # running tasks whose records are kept at hand for their end
 
@@ -39,6 +39,9 @@ class Rows(msgspec.Struct, omit_defaults=True, kw_only=True):
     undeferred: list[str] = []
     workers: list[WorkerInfo] = []
     workers_gone: list[str] = []
+    fan_ins: dict[str, FanIn] = {}
+    fan_ins_gone: list[str] = []
+    members: dict[str, dict[str, int]] = {}  # of a fan-in: each that was counted, and what it was told
     counters: Counters | None = None
 
     def apply(self, index: Index) -> None:
@@ -55,6 +58,12 @@ class Rows(msgspec.Struct, omit_defaults=True, kw_only=True):
             index.workers.pop(worker, None)
         for info in self.workers:
             index.workers[info.worker] = info
+        for key in self.fan_ins_gone:
+            index.fan_ins.pop(key, None)
+            index.members.pop(key, None)
+        index.fan_ins.update(self.fan_ins)
+        for key, members in self.members.items():
+            index.members.setdefault(key, {}).update(members)
         if self.counters is not None:
             index.counters = self.counters
 
@@ -65,6 +74,8 @@ class Rows(msgspec.Struct, omit_defaults=True, kw_only=True):
             lanes=[lane for lanes in index.lanes.values() for lane in lanes.values()],
             deferred=dict(index.deferrals),
             workers=list(index.workers.values()),
+            fan_ins=dict(index.fan_ins),
+            members={key: dict(members) for key, members in index.members.items()},
             counters=copy.copy(index.counters),
         )
 
@@ -116,6 +127,9 @@ class FileLedger:
         self._old_keys: dict[tuple[str, str], IndexedKey | None] = {}
         self._old_deferrals: dict[str, bool | None] = {}
         self._old_workers: dict[str, WorkerInfo | None] = {}
+        self._old_fan_ins: dict[str, FanIn | None] = {}
+        self._old_members: dict[str, dict[str, int]] = {}  # all of a fan-in that went
+        self._new_members: dict[str, dict[str, int]] = {}
         self._counters = copy.copy(index.counters)
         self.drops: list[str] = []
 
@@ -322,6 +336,26 @@ class FileLedger:
         else:
             self.index.workers[info.worker] = msgspec.structs.replace(info, seen_at_us=now_us)
 
+    def fan_in(self, key: str) -> FanIn | None:
+        return copy.copy(self.index.fan_ins.get(key))
+
+    def save_fan_in(self, key: str, value: FanIn) -> None:
+        self._old_fan_ins.setdefault(key, self.index.fan_ins.get(key))
+        self.index.fan_ins[key] = value
+
+    def delete_fan_in(self, key: str) -> None:
+        if key in self.index.fan_ins:
+            self._old_fan_ins.setdefault(key, self.index.fan_ins.pop(key))
+            self._old_members.setdefault(key, self.index.members.pop(key, {}))
+            self._new_members.pop(key, None)
+
+    def counted(self, key: str, member: str) -> int | None:
+        return self.index.members.get(key, {}).get(member)
+
+    def count(self, key: str, member: str, left: int) -> None:
+        self.index.members.setdefault(key, {})[member] = left
+        self._new_members.setdefault(key, {})[member] = left
+
     def result(self, id: str) -> StoredResult | None:
         """The result of a task as this commit sees it."""
         if id in self.results:
@@ -402,6 +436,11 @@ class FileLedger:
                 rows.workers.append(index.workers[worker])
             else:
                 rows.workers_gone.append(worker)
+        rows.fan_ins_gone += list(self._old_members)  # a new one under the same key follows
+        for key in self._old_fan_ins:
+            if key in index.fan_ins:
+                rows.fan_ins[key] = index.fan_ins[key]
+        rows.members.update(self._new_members)
         if index.counters != self._counters:
             rows.counters = copy.copy(index.counters)
 
@@ -453,6 +492,11 @@ class FileLedger:
                 index.put_key(key)
         _restore(index.deferrals, self._old_deferrals)
         _restore(index.workers, self._old_workers)
+        _restore(index.fan_ins, self._old_fan_ins)
+        for key, counted in self._new_members.items():
+            for member in counted:
+                index.members[key].pop(member)
+        index.members.update(self._old_members)
         for place, lane in self._old_lanes.items():
             if lane is None:
                 index.remove_lane(*place)

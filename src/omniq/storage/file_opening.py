@@ -25,6 +25,7 @@ from omniq.storage.file_lines import (
     decode_key,
     is_sealed,
 )
+from omniq.storage.files import Kind
 from omniq.storage.ledger import Lane, QueueRow
 
 log = logging.getLogger("omniq.storage")
@@ -59,8 +60,11 @@ corrupt/. Copy the folder only while nobody uses it. Durations and times are in 
 """
 
 
-class Format(msgspec.Struct):
+class Version(msgspec.Struct):
     format: int
+
+
+class Format(Version):
     store_id: str
 
 
@@ -76,49 +80,94 @@ class Report(msgspec.Struct, kw_only=True):
 
 def prepare(folder: Folder) -> None:
     """Make the store if there is none; refuse what is not one, or one that is newer."""
+    _refuse_newer(folder)
     _refuse_foreign(folder)
     for name in FOLDERS:
         folder.files.make_folder(name)
-    if folder.files.size("README") is None:
+    if "README" not in dict(folder.files.names("")):
         folder.files.write("README", 0, README.encode())
 
 
+def _refuse_newer(folder: Folder) -> None:
+    """Before anything is touched: what does not belong here may belong there."""
+    there = dict(folder.files.names(""))
+    for name in (FORMAT_FILE, META):
+        if there.get(name) != "file":
+            continue
+        folder.files.forget(name)  # another process may have put a new one in its place
+        try:
+            found = unsealed_file(folder.files.read(name), Version)
+        except (FileNotFoundError, ValueError):
+            continue
+        if found.format > FORMAT:
+            raise StoreTooNew(
+                f"{folder.where} has format {found.format}, this omniq knows up to {FORMAT}: install a newer omniq to open it"
+            )
+
+
 def _refuse_foreign(folder: Folder) -> None:
+    """Nothing of somebody else's is ever taken for ours, and moved aside then."""
     files = folder.files
     there = dict(files.names(""))
-    if not MARKS.isdisjoint(there):
+    if _is_store(folder, there):
         return
     ours = {"queue": {name.rpartition("/")[2] for name in TABLES if "/" in name}, "results": None, "events": None}
     for name, allowed in ours.items():
-        if name not in there:
-            continue
-        inside = files.names(name) if there[name] == "folder" else [("", "other")]
+        inside = files.names(name) if there.get(name) == "folder" else [("", "other")] if name in there else []
         if not all(n in allowed if allowed is not None else is_segment(n) for n, _ in inside):
-            raise StoreUnavailable(
-                f"{folder.where} is not a store of omniq but has a {name!r} of its own; choose another or an empty folder"
-            )
+            _refuse(folder, name)
+    if JOURNAL in there and not all(is_journal(n) for n, _ in files.names(JOURNAL)):
+        _refuse(folder, JOURNAL)
+    if "queue" not in there:  # else they are ours, and damaged
+        for name in (FORMAT_FILE, META):
+            if name in there:
+                _refuse(folder, name)
+
+
+def _is_store(folder: Folder, there: dict[str, Kind]) -> bool:
+    for name, kind in ((FORMAT_FILE, Format), (META, Meta)):
+        if there.get(name) == "file":
+            try:
+                unsealed_file(folder.files.read(name), kind)
+                return True
+            except ValueError:
+                continue
+    return False
+
+
+def _refuse(folder: Folder, name: str) -> None:
+    raise StoreUnavailable(
+        f"{folder.where} is not a store of omniq but has a {name!r} of its own; choose another or an empty folder"
+    )
 
 
 def load(folder: Folder) -> None:
     """Learn everything from the folder itself, under the lock. What cannot be read goes to `corrupt/`."""
     folder.clear()
-    _tidy(folder)
+    _refuse_newer(folder)
     meta = _read_meta(folder)
     _read_format(folder, meta)
+    _tidy(folder)
+    if folder.files.size(META) is None and not any(folder.files.names(name) for name in (JOURNAL, *TABLES)):
+        meta = _begin(folder)
     control = folder.control()
     rebooted = control is None or not control.boot or control.boot != folder.boot
     interrupted = rebooted or (control is not None and control.busy)
     found, damaged = _read_journals(folder, meta.journal, interrupted)
     done = 0 if rebooted or control is None else control.commit
-    dropped = {path for record in found for path in record.head.drops}
+    sizes = _sizes(folder, meta, found, control.commit if control is not None else 0)
     if interrupted:
+        dropped = {path for record in found for path in record.head.drops}
         for record in found:
             if record.head.commit > done:
                 _redo(folder, record, dropped)
-        _cut_back(folder, meta, found, done)
-    _read_segments(folder)
-    for rows in (meta.rows, *(record.head.rows for record in found)):
+        if sizes is not None:
+            folder.cut_back(sizes)
+    elif sizes is not None:
+        damaged = _bring_back(folder, sizes, found) or damaged
+    for rows in (meta.rows, *(record.head.rows for record in found)):  # first: a lane that went takes its line-up with it
         rows.apply(folder.index)
+    _read_segments(folder)
     folder.commit = max(meta.commit, found[-1].head.commit if found else 0, control.commit if control is not None else 0)
     _reconcile(folder.index, list(folder.segments.values()))
     folder.set_control(busy=False)
@@ -132,6 +181,12 @@ def load(folder: Folder) -> None:
 
 
 def _read_meta(folder: Folder) -> Meta:
+    for name, kind in folder.files.names(""):
+        if name in (FORMAT_FILE, META, "README") and kind != "file":
+            put_aside(folder, name, "it is not a file")
+    for name, kind in folder.files.names("locks"):
+        if name == "bell" and kind != "file":
+            put_aside(folder, "locks/bell", "it is not a file")
     meta = folder.read_meta()
     if meta is None and folder.files.size(META) is not None:
         put_aside(folder, META, "its checksum is wrong; the journal and the lines tell the rest")
@@ -146,13 +201,19 @@ def _read_format(folder: Folder, meta: Meta) -> None:
         pass
     except ValueError:
         put_aside(folder, FORMAT_FILE, "its checksum is wrong; it was written anew")
-    if found is not None and found.format > FORMAT:
-        raise StoreTooNew(
-            f"{folder.where} has format {found.format}, this omniq knows up to {FORMAT}: install a newer omniq to open it"
-        )
     folder.store_id = found.store_id if found is not None else new_id()
     if folder.files.size(FORMAT_FILE) is None:
         folder.replace_file(FORMAT_FILE, Format(FORMAT, folder.store_id))
+
+
+def _begin(folder: Folder) -> Meta:
+    """A new store: from now on a journal that is not there is one that was lost."""
+    meta = Meta(store_id=folder.store_id)
+    folder.files.write(journal_path(meta.journal), 0, b"")
+    folder.files.sync(journal_path(meta.journal))
+    folder.files.sync_folder(JOURNAL)
+    folder.write_meta(meta)
+    return meta
 
 
 def _read_journals(folder: Folder, first: int, interrupted: bool) -> tuple[list[Found], bool]:
@@ -195,18 +256,53 @@ def _redo(folder: Folder, record: Found, dropped: set[str]) -> None:
     folder.carry_out(Commit(commit=head.commit, blanks=[b for b in head.blanks if b[0] not in dropped], drops=head.drops))
 
 
-def _cut_back(folder: Folder, meta: Meta, found: list[Found], done: int) -> None:
-    """Remove what no commit wrote, if it is known what all commits wrote."""
+def _sizes(folder: Folder, meta: Meta, found: list[Found], carried_out: int) -> dict[str, int] | None:
+    """How large each segment was made; None if some of the commits that made them are not known."""
     last = found[-1].head.commit if found else meta.commit
-    complete = last >= done and (meta.store_id or (found and found[0].head.commit == 1))
+    gapless = all(record.head.commit == number for number, record in enumerate(found, meta.commit + 1))
+    begun = bool(meta.store_id) and folder.files.size(journal_path(meta.journal)) is not None
+    if not begun or not gapless or last < carried_out:
+        return None
     sizes = dict(meta.segments)
     for record in found:
         for path, offset, length in record.head.puts:
             sizes[path] = offset + length
         for path in record.head.drops:
             sizes.pop(path, None)
-    if complete:
-        folder.cut_back(sizes)
+    return sizes
+
+
+def _bring_back(folder: Folder, sizes: dict[str, int], found: list[Found]) -> bool:
+    """Write again what segments lost at their end, as far as the journals tell it; whether there was such a segment."""
+    short = [(path, size) for path, size in sizes.items() if (folder.files.size(path) or 0) < size]
+    for path, size in short:
+        data = folder.files.read(path) if folder.files.size(path) is not None else b""
+        why = f"it has {len(data)} of {size} bytes"
+        whole = _with_lost_end(path, data, found)
+        if len(whole) >= size:
+            put_aside(folder, path, f"{why}; the journal knew the others", copy=True)
+            folder.files.write(path, 0, whole)
+        elif data.endswith(b"\n") or not data:  # else its last line is damaged, which is told below
+            put_aside(folder, path, why, copy=True)
+    return bool(short)
+
+
+def _with_lost_end(path: str, data: bytes, found: list[Found]) -> bytes:
+    there = bytearray(data)
+    for record in found:
+        at = 0
+        for name, offset, length in record.head.puts:
+            if name == path and offset <= len(there):
+                there[offset : offset + length] = record.body[at : at + length]
+            at += length
+        for name, offset, length in record.head.blanks:
+            if name == path and offset + length <= len(there):
+                there[offset : offset + length] = b" " * (length - 1) + b"\n"
+    return bytes(there)
+
+
+def is_journal(name: str) -> bool:
+    return re.fullmatch(r"\d{12}\.log", name, re.ASCII) is not None
 
 
 # -- lines ---------------------------------------------------------------------------------------------
@@ -224,11 +320,8 @@ def _tidy(folder: Folder) -> None:
             if kind != "file" or not is_segment(name):
                 put_aside(folder, f"{table}/{name}", "it does not belong here")
     for name, kind in files.names(JOURNAL):
-        if kind != "file" or not re.fullmatch(r"\d{12}\.log", name, re.ASCII):
+        if kind != "file" or not is_journal(name):
             put_aside(folder, f"{JOURNAL}/{name}", "it does not belong here")
-    for name, kind in files.names(""):
-        if name in (FORMAT_FILE, META, "README") and kind != "file":
-            put_aside(folder, name, "it is not a file")
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
@@ -238,6 +331,16 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
         if line.strip():
             yield offset, line, line.endswith(b"\n") and is_sealed(line[:-1])
         offset += len(line)
+
+
+def _read(folder: Folder, segment: Segment) -> bytes:
+    """The bytes of a segment. A last line that lost nothing but its newline gets it back."""
+    data = folder.files.read(segment.path)
+    if not data.endswith(b"\n") and is_sealed(data[data.rfind(b"\n") + 1 :]):
+        folder.files.write(segment.path, len(data), b"\n")
+        data += b"\n"
+        segment.size = len(data)
+    return data
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -300,7 +403,7 @@ def _read_segments(folder: Folder) -> None:
             if table == EVENTS:
                 segment.live = segment.size
                 continue
-            for offset, line, whole in _lines(folder.files.read(segment.path)):
+            for offset, line, whole in _lines(_read(folder, segment)):
                 place = Place(segment, offset, len(line))
                 if not whole:
                     segment.live = _DAMAGED
@@ -371,7 +474,7 @@ def _check_last_events(folder: Folder) -> None:
     segments = folder.event_segments()
     if not segments:
         return
-    for offset, line, whole in _lines(folder.files.read(segments[-1].path)):
+    for offset, line, whole in _lines(_read(folder, segments[-1])):
         if not whole:
             segments[-1].live = _DAMAGED
         else:
@@ -391,7 +494,7 @@ def put_aside(folder: Folder, path: str, why: str, copy: bool = False, **more: A
     text = msgspec.json.format(msgspec.json.encode(report), indent=1)
     folder.files.write(f"{target}.report", 0, text + b"\n")
     if copy:
-        folder.files.write(target, 0, folder.files.read(path))
+        folder.files.write(target, 0, folder.files.read(path) if folder.files.size(path) is not None else b"")
     else:
         folder.files.rename(path, target)
     if folder.durable:

@@ -10,7 +10,8 @@ from omniq.models import Record, State
 from omniq.operations import Filter, Page, Retention
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.file_index import Entry
-from omniq.storage.file_opening import CORRUPT
+from omniq.storage.file_lines import EVENTS
+from omniq.storage.file_opening import CORRUPT, mend
 from omniq.storage.file_writer import Section
 from omniq.storage.ledger import Lane
 
@@ -64,6 +65,9 @@ def purge_store(section: Section, retention: Retention, now_us: int, limit: int)
         if info.seen_at_us <= now_us - retention.workers_us:
             ledger.beat(info, True, now_us)
             gone += 1
+    for key in [key for key, fan_in in index.fan_ins.items() if fan_in.expires_us <= now_us]:
+        ledger.delete_fan_in(key)
+        gone += 1
     idle = [lane for lanes in index.lanes.values() for lane in lanes.values() if lane.members == 0 and lane.limit == 0]
     for lane in idle[:limit]:
         ledger.delete_lane(lane)
@@ -126,10 +130,12 @@ def check_store(section: Section, repair: bool) -> list[str]:
             if repair:
                 right.limit, right.turn = lane.limit, lane.turn
                 section.ledger.save_lane(right)
-    damaged = section.folder.damaged_lines()
-    if damaged and repair:
-        section.folder.stale = True  # whoever enters next learns everything anew, and puts aside what is damaged
-    found += damaged
+    for segment, lines in section.folder.damaged():
+        found.append(f"{segment.path} has {lines} damaged lines")
+        if repair and segment.table == EVENTS:
+            mend(section.folder, segment)
+        elif repair:
+            section.folder.stale = True  # whoever enters next learns everything anew, and puts aside what is damaged
     reports = [name for name, _ in section.folder.files.names(CORRUPT) if name.endswith(".report")]
     found += [
         f"{CORRUPT}/{name} tells what was put aside; delete it and what it names when you have read it" for name in reports

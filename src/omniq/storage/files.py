@@ -63,7 +63,11 @@ class LocalFiles:
 
     def __init__(self, base: Path) -> None:
         self.base = base
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not base.exists():
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            parent = os.open(base.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.fsync(parent)
+            os.close(parent)
         self._root = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if not os.listdir(self._root):  # a folder with something in it may serve others too
             os.fchmod(self._root, 0o700)
@@ -200,6 +204,8 @@ class LocalFiles:
         except OSError as exc:
             if exc.errno == errno.ELOOP:
                 raise StoreUnavailable(f"{self.base / path} is a symbolic link, which is not followed: move it away") from None
+            if exc.errno == errno.EISDIR:
+                raise StoreUnavailable(f"{self.base / path} is a folder and must be a file: move it away") from None
             raise
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)

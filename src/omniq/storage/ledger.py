@@ -45,6 +45,14 @@ class Key(msgspec.Struct):
     expires_us: int
 
 
+class FanIn(msgspec.Struct):
+    """Members to be counted under a key; at 0 it stays as a marker until it expires."""
+
+    expected: int
+    left: int
+    expires_us: int
+
+
 class Ledger(Protocol):
     """The reads and writes that the machine asks of a driver. All inside one atomic section, by one thread at a time."""
 
@@ -81,3 +89,11 @@ class Ledger(Protocol):
     def undefer(self, blocker_id: str) -> None: ...
     def event(self, task: Record, event: str, now_us: int, data: bytes | None) -> None: ...
     def beat(self, info: WorkerInfo, gone: bool, now_us: int) -> None: ...
+    def fan_in(self, key: str) -> FanIn | None: ...
+    def save_fan_in(self, key: str, value: FanIn) -> None: ...
+    def delete_fan_in(self, key: str) -> None: ...
+    def counted(self, key: str, member: str) -> int | None:
+        """The answer that a member of a fan-in got; None before it is counted."""
+        ...
+
+    def count(self, key: str, member: str, left: int) -> None: ...

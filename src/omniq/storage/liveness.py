@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import stat
+import tempfile
 import threading
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -115,6 +117,22 @@ class WorkerLocks:
     @staticmethod
     def _is_own(path: Path) -> bool:
         return _own.get(_identity(path), (0, -1))[0] == os.getpid()
+
+
+def host_locks(store_id: str) -> WorkerLocks | None:
+    """The locks of a store that has no folder on this host: in the folder for temporary files, for this user only.
+
+    None where that cannot be had; then the lease alone decides.
+    """
+    folder = Path(tempfile.gettempdir(), f"omniq-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        return None  # somebody else made it, and could take our workers for dead
+    return WorkerLocks(folder / quote(store_id, safe=""))
 
 
 def _identity(file: Path | int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 
@@ -35,12 +35,14 @@ from omniq.operations import (
     Beaten,
     Cancel,
     Cancelled,
+    CountFanIn,
     Enqueue,
     Enqueued,
     Extend,
     Extended,
     Fail,
     Failed,
+    OpenFanIn,
     Operation,
     Outcome,
     Progress,
@@ -57,6 +59,7 @@ from omniq.operations import (
     Retried,
     Retry,
 )
+from omniq.storage.fan_in import count_fan_in, open_fan_in
 from omniq.storage.ledger import Key, Ledger, QueueRow
 from omniq.storage.refusals import Refusals
 
@@ -74,47 +77,19 @@ class Machine:
         self.ledger = ledger
         self.ready_queues: set[str] = set()
         self.ended_tasks: set[str] = set()
-        self._refusals = checks = Refusals(ledger)
-        self._checks: dict[type[Operation], Callable[[Any, int], Any]] = {
-            Enqueue: checks.enqueue,
-            Ack: checks.held,
-            Retry: checks.lost_or_held,
-            Fail: checks.lost_or_held,
-            Release: checks.held,
-            Extend: checks.held,
-            Progress: checks.held,
-            Cancel: checks.cancel,
-            Reschedule: checks.waiting,
-            Requeue: checks.dead,
-            Remove: checks.remove,
-        }
-        self._writes: dict[type[Operation], Callable[[Any, Any, int], Outcome]] = {
-            Enqueue: self._enqueue,
-            Ack: self._ack,
-            Retry: self._retry,
-            Fail: self._fail,
-            Release: self._release,
-            Extend: self._extend,
-            Progress: self._progress,
-            Cancel: self._cancel,
-            Reschedule: self._reschedule,
-            Requeue: self._requeue,
-            Remove: self._remove,
-        }
+        self._refusals = Refusals(ledger)
 
     def run(self, transaction: Sequence[Operation], now_us: int, repeat: bool = False) -> list[Outcome] | Refused:
         """One transaction: check everything, then write everything."""
         if len(transaction) == 1:
-            op = transaction[0]
-            if isinstance(op, Reserve):
-                return [self._reserve(op, now_us, repeat)]
-            if isinstance(op, Beat):
-                self.ledger.beat(op.info, op.gone, now_us)
-                return [Beaten()]
+            alone = self._ALONE.get(type(transaction[0]))
+            if alone is not None:
+                answer = alone(self, transaction[0], now_us, repeat)
+                return answer if isinstance(answer, Refused) else [answer]
         found: list[Any] = []
         keys: dict[tuple[str, str], str] = {}
         for op in transaction:
-            known = self._checks[type(op)](op, now_us)
+            known = _CHECKS[type(op)](self._refusals, op, now_us)
             if repeat and known is None and isinstance(op, Enqueue):
                 known = self._refusals.stored_before(op)
             if isinstance(known, Refused):
@@ -147,7 +122,17 @@ class Machine:
                 return Cancelled(state=known.state)
             if isinstance(op, Reschedule):
                 return Rescheduled(due_us=known.due_us)
-        return self._writes[type(op)](op, known, now_us)
+        return self._WRITES[type(op)](self, op, known, now_us)
+
+    def _beat(self, op: Beat, now_us: int, _: bool) -> Outcome:
+        self.ledger.beat(op.info, op.gone, now_us)
+        return Beaten()
+
+    def _open_fan_in(self, op: OpenFanIn, now_us: int, _: bool) -> Outcome | Refused:
+        return open_fan_in(self.ledger, op, now_us)
+
+    def _count_fan_in(self, op: CountFanIn, now_us: int, _: bool) -> Outcome:
+        return count_fan_in(self.ledger, op, now_us)
 
     # -- enqueue -----------------------------------------------------------------------------------
 
@@ -624,6 +609,42 @@ class Machine:
         if self.ledger.events_on:
             given = {k: v for k, v in data.items() if v is not None}
             self.ledger.event(task, event, now_us, _encode(given) if given else None)
+
+    # Plain functions, not bound methods: a machine that held those would hold itself, and with it all that it read.
+    _ALONE: ClassVar[dict[type[Operation], Callable[[Machine, Any, int, bool], Outcome | Refused]]] = {
+        Reserve: _reserve,
+        Beat: _beat,
+        OpenFanIn: _open_fan_in,
+        CountFanIn: _count_fan_in,
+    }
+    _WRITES: ClassVar[dict[type[Operation], Callable[[Machine, Any, Any, int], Outcome]]] = {
+        Enqueue: _enqueue,
+        Ack: _ack,
+        Retry: _retry,
+        Fail: _fail,
+        Release: _release,
+        Extend: _extend,
+        Progress: _progress,
+        Cancel: _cancel,
+        Reschedule: _reschedule,
+        Requeue: _requeue,
+        Remove: _remove,
+    }
+
+
+_CHECKS: dict[type[Operation], Callable[[Refusals, Any, int], Any]] = {
+    Enqueue: Refusals.enqueue,
+    Ack: Refusals.held,
+    Retry: Refusals.lost_or_held,
+    Fail: Refusals.lost_or_held,
+    Release: Refusals.held,
+    Extend: Refusals.held,
+    Progress: Refusals.held,
+    Cancel: Refusals.cancel,
+    Reschedule: Refusals.waiting,
+    Requeue: Refusals.dead,
+    Remove: Refusals.remove,
+}
 
 
 _NOTHING = (None,) * 7

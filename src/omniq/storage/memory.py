@@ -31,7 +31,7 @@ from omniq.operations import (
 )
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
-from omniq.storage.ledger import Key, Lane, QueueRow
+from omniq.storage.ledger import FanIn, Key, Lane, QueueRow
 from omniq.storage.machine import Machine
 from omniq.storage.restoring import restore_events, restore_tasks
 
@@ -84,6 +84,8 @@ class MemoryLedger:
         self.log: list[EventRow] = []
         self.first_event = 1
         self.worker_rows: dict[str, WorkerInfo] = {}
+        self.fan_ins: dict[str, FanIn] = {}
+        self.members: dict[str, dict[str, int]] = defaultdict(dict)
         self.seq = self.turn = self.ids = 0
         self._ready: dict[tuple[str, str | None], _Heap] = {}
         self._scheduled: dict[str, _Heap] = {}
@@ -258,6 +260,22 @@ class MemoryLedger:
         else:
             self.worker_rows[info.worker] = msgspec.structs.replace(info, seen_at_us=now_us)
 
+    def fan_in(self, key: str) -> FanIn | None:
+        return self.fan_ins.get(key)
+
+    def save_fan_in(self, key: str, value: FanIn) -> None:
+        self.fan_ins[key] = value
+
+    def delete_fan_in(self, key: str) -> None:
+        self.fan_ins.pop(key, None)
+        self.members.pop(key, None)
+
+    def counted(self, key: str, member: str) -> int | None:
+        return self.members[key].get(member)
+
+    def count(self, key: str, member: str, left: int) -> None:
+        self.members[key][member] = left
+
 
 def _ready_key(queue: str) -> Callable[[Record], tuple[Any, ...] | None]:
     def holds(task: Record) -> tuple[Any, ...] | None:
@@ -321,8 +339,8 @@ class MemoryStorage(BaseStorage):
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         with self._lock:
             machine = Machine(self._ready())
-            now = self._now(now_us)
-            answers: list[Result] = [machine.run(t, now, repeat) for t in transactions]
+            # Each transaction has its own moment: what one frees stands behind what the one before it enqueued.
+            answers: list[Result] = [machine.run(t, self._now(now_us), repeat) for t in transactions]
         self._tell(machine)
         return answers
 
@@ -390,6 +408,9 @@ class MemoryStorage(BaseStorage):
                 if info.seen_at_us <= now - retention.workers_us:
                     del ledger.worker_rows[worker]
                     gone += 1
+            for key in [k for k, fan_in in ledger.fan_ins.items() if fan_in.expires_us <= now]:
+                ledger.delete_fan_in(key)
+                gone += 1
             return gone
 
     @staticmethod

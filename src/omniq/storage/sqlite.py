@@ -181,8 +181,8 @@ class SQLiteStorage(BaseStorage):
         self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool
     ) -> tuple[Work[list[Result]], list[str]]:
         def work(section: Section) -> list[Result]:
-            now = self.clock() if now_us is None else now_us
-            return [section.machine.run(t, now, repeat) for t in transactions]
+            # Each transaction has its own moment: what one frees stands behind what the one before it enqueued.
+            return [section.machine.run(t, self._now(now_us), repeat) for t in transactions]
 
         return work, [op.id for t in transactions for op in t if isinstance(op, Enqueue | OnTask)]
 

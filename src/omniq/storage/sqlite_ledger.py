@@ -14,7 +14,7 @@ from typing import Any, cast
 from omniq.models import Record, State, StoredResult
 from omniq.operations import Enqueue, WorkerInfo
 from omniq.storage import sqlite_rows
-from omniq.storage.ledger import Key, Lane, QueueRow
+from omniq.storage.ledger import FanIn, Key, Lane, QueueRow
 
 MAX_HELD = 20_000
 
@@ -30,6 +30,7 @@ class SQLiteLedger:
         self._by_seq: dict[int, Record] = {}
         self._inserts: list[Record] = []
         self._ready: list[tuple[Any, ...]] = []
+        self._pushed: list[tuple[Any, ...]] = []
         self._ready_ids: set[str] = set()
         self._ready_runs: list[list[int]] = []  # [first seq, last seq, event number − seq]
         self._updates: dict[int, Record] = {}
@@ -74,26 +75,34 @@ class SQLiteLedger:
 
     def insert_plain(self, op: Enqueue, now_us: int) -> bool:
         """The row and its event straight from the operation. Later operations of the batch read it from the table."""
-        args, kwargs, rest = sqlite_rows.split_call(op.payload)
-        if rest is not None or args is None or op.fingerprint or op.origin or op.encoding != "json":
+        if op.encoding != "json":
             return False
         seq = self._seq
-        self._ready.append(
-            (
-                seq,
-                op.id,
-                op.queue,
-                op.name,
-                now_us,
-                op.max_attempts - 1,
-                op.timeout_us,
-                op.lease_us,
-                op.result_ttl_us,
-                args,
-                kwargs,
-                op.backoff,
+        if op.origin:
+            row = sqlite_rows.pushed_row(op, seq, now_us)
+            if row is None:
+                return False
+            self._pushed.append(row)
+        else:
+            args, kwargs, rest = sqlite_rows.split_call(op.payload)
+            if rest is not None or args is None or op.fingerprint:
+                return False
+            self._ready.append(
+                (
+                    seq,
+                    op.id,
+                    op.queue,
+                    op.name,
+                    now_us,
+                    op.max_attempts - 1,
+                    op.timeout_us,
+                    op.lease_us,
+                    op.result_ttl_us,
+                    args,
+                    kwargs,
+                    op.backoff,
+                )
             )
-        )
         self._seq = seq + 1
         self._tasks.pop(op.id, None)
         self._ready_ids.add(op.id)
@@ -109,15 +118,19 @@ class SQLiteLedger:
         return True
 
     def _flush_ready(self) -> None:
-        self._db.executemany(sqlite_rows.INSERT_READY, self._ready)
-        self._ready.clear()
+        if self._ready:
+            self._db.executemany(sqlite_rows.INSERT_READY, self._ready)
+            self._ready.clear()
+        if self._pushed:
+            self._db.executemany(sqlite_rows.INSERT_PUSHED, self._pushed)
+            self._pushed.clear()
         self._ready_ids.clear()
         for first, last, shift in self._ready_runs:
             self._db.execute(sqlite_rows.EVENTS_OF_READY, (shift, first, last))
         self._ready_runs.clear()
 
     def _flush_tasks(self) -> None:
-        if self._ready:
+        if self._ready_ids:
             self._flush_ready()
         if self._inserts:
             plain: list[tuple[Any, ...]] = []
@@ -379,3 +392,22 @@ class SQLiteLedger:
             self._db.execute("DELETE FROM workers WHERE worker=?", (info.worker,))
         else:
             self._db.execute("INSERT OR REPLACE INTO workers VALUES (?,?,?)", (info.worker, now_us, sqlite_rows.encode(info)))
+
+    def fan_in(self, key: str) -> FanIn | None:
+        found = self._db.execute('SELECT expected, "left", expires_at FROM fan_ins WHERE key=?', (key,)).fetchone()
+        return FanIn(*found) if found else None
+
+    def save_fan_in(self, key: str, value: FanIn) -> None:
+        row = (key, value.expected, value.left, value.expires_us)
+        self._db.execute("INSERT OR REPLACE INTO fan_ins VALUES (?,?,?,?)", row)
+
+    def delete_fan_in(self, key: str) -> None:
+        self._db.execute("DELETE FROM fan_ins WHERE key=?", (key,))
+        self._db.execute("DELETE FROM fan_in_members WHERE key=?", (key,))
+
+    def counted(self, key: str, member: str) -> int | None:
+        found = self._db.execute('SELECT "left" FROM fan_in_members WHERE key=? AND member=?', (key, member)).fetchone()
+        return found[0] if found else None
+
+    def count(self, key: str, member: str, left: int) -> None:
+        self._db.execute("INSERT INTO fan_in_members VALUES (?,?,?)", (key, member, left))

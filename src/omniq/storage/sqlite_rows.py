@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from omniq.models import Blocker, Record, State, StoredResult, TaskError, TaskStatus, status_of
+from omniq.operations import Enqueue
 
 STATES: list[State] = list(State)
 COUNTERS: list[str] = [s.name.lower() for s in State]
@@ -25,9 +26,12 @@ PLAIN = """seq, id, queue, func_path, state, status, eta, max_retries, timeout, 
 INSERT_PLAIN = f"INSERT INTO tasks ({PLAIN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 INSERT_READY = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease, result_ttl,
  created_at, updated_at, args, kwargs, backoff) VALUES (?1,?2,?3,?4,3,'PENDING',?5,?6,?7,?8,?9,?5,?5,?10,?11,?12)"""
+INSERT_PUSHED = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, created_at, updated_at,
+ payload, backoff, fingerprint, origin) VALUES (?1,?2,?3,?4,3,'PENDING',?5,?6,?5,?5,?7,?8,?9,?10)"""
 EVENTS_OF_READY = """INSERT INTO events (seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due,
  state, data) SELECT seq + ?, created_at, 'enqueued', seq, id, queue, func_path, 0, '', created_at, eta, 3,
- '{"payload_bytes":' || (length(CAST(args AS BLOB)) + length(CAST(kwargs AS BLOB)) + 19) || '}'
+ '{"payload_bytes":' || CASE WHEN args IS NULL THEN coalesce(length(CAST(payload AS BLOB)), 0)
+ ELSE length(CAST(args AS BLOB)) + length(CAST(kwargs AS BLOB)) + 19 END || '}'
  FROM tasks WHERE seq BETWEEN ? AND ?"""
 INSERT = f"""INSERT INTO tasks ({PLAIN}, asked_eta, "interval", "group", dead_queue, run_id, idempotency_key, headers,
  blocked_by, blockers_left, payload) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""
@@ -91,9 +95,9 @@ def split_call(payload: bytes | None) -> tuple[str | None, str | None, bytes | N
     return None, None, payload
 
 
-def join_call(args: str | None, kwargs: str | None, payload: bytes | None) -> bytes | None:
+def join_call(args: str | None, kwargs: str | None, payload: str | bytes | None) -> bytes | None:
     if args is None or kwargs is None:
-        return payload
+        return as_bytes(payload)
     return f'{{"args":{args},"kwargs":{kwargs}}}'.encode()
 
 
@@ -152,6 +156,17 @@ def as_text(data: bytes | None) -> str | bytes | None:
 
 def as_bytes(value: str | bytes | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
+
+
+def pushed_row(op: Enqueue, seq: int, now_us: int) -> tuple[Any, ...] | None:
+    """The row of a task that came with a payload of its own and little else; None for one that needs the long form."""
+    if op.timeout_us is not None or op.lease_us is not None or op.result_ttl_us is not None:
+        return None
+    payload = as_text(op.payload)
+    if isinstance(payload, bytes):
+        return None
+    retries = op.max_attempts - 1
+    return (seq, op.id, op.queue, op.name, now_us, retries, payload, op.backoff, op.fingerprint, op.origin)
 
 
 STATE_OF = {TaskStatus.SUCCESS: State.DONE, TaskStatus.FAILED: State.DEAD, TaskStatus.CANCELLED: State.CANCELLED}

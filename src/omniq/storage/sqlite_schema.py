@@ -7,6 +7,7 @@
     keys       idempotency keys          blocks      who waits for whom
     deferred   cascades to go on with    events      the log, one row per transition
     workers    signs of life             store       one row: the store's id and its counters
+    fan_ins    members to be counted     fan_in_members   who was counted, and what it was told
 
 All times and durations are integer microseconds (UTC). `args` and `kwargs` hold a Python call as JSON; any other payload, and
 a call that would not come back byte for byte, stands in `payload`.
@@ -20,7 +21,7 @@ from omniq.errors import StoreTooNew, StoreUnavailable
 from omniq.models import new_id
 
 APPLICATION_ID = 0x6F6D6E71  # "omnq": a database that is not ours is refused, not adopted
-VERSION = 1
+VERSION = 2
 
 _V1 = """
 CREATE TABLE tasks (
@@ -169,8 +170,40 @@ CREATE TABLE store (
 );
 """
 
-MIGRATIONS = {1: _V1}
-_TABLES = frozenset({"tasks", "results", "queues", "lanes", "keys", "blocks", "deferred", "events", "workers", "store"})
+_V2 = """
+CREATE TABLE fan_ins (
+    key TEXT PRIMARY KEY,
+    expected INTEGER NOT NULL,
+    "left" INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL
+);
+CREATE INDEX fan_ins_expiry ON fan_ins (expires_at);
+
+CREATE TABLE fan_in_members (
+    key TEXT NOT NULL,
+    member TEXT NOT NULL,
+    "left" INTEGER NOT NULL,
+    PRIMARY KEY (key, member)
+);
+"""
+
+MIGRATIONS = {1: _V1, 2: _V2}
+_TABLES = frozenset(
+    {
+        "tasks",
+        "results",
+        "queues",
+        "lanes",
+        "keys",
+        "blocks",
+        "deferred",
+        "events",
+        "workers",
+        "store",
+        "fan_ins",
+        "fan_in_members",
+    }
+)
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:

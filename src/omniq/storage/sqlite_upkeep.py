@@ -27,6 +27,7 @@ def purge_store(section: Section, retention: Retention, now_us: int, limit: int)
     ).rowcount
     gone += _purge_events(section, retention, now_us, limit)
     gone += db.execute("DELETE FROM workers WHERE seen_at <= ?", (now_us - retention.workers_us,)).rowcount
+    gone += _purge_fan_ins(section, now_us, limit)
     idle = 'DELETE FROM lanes WHERE rowid IN (SELECT rowid FROM lanes WHERE members = 0 AND "limit" = 0 LIMIT ?)'
     return gone + db.execute(idle, (limit,)).rowcount
 
@@ -65,6 +66,13 @@ def _purge_events(section: Section, retention: Retention, now_us: int, limit: in
         return 0
     sql = "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE seq <= ? ORDER BY seq LIMIT ?)"
     return db.execute(sql, (edge, limit)).rowcount
+
+
+def _purge_fan_ins(section: Section, now_us: int, limit: int) -> int:
+    rows = section.connection.execute("SELECT key FROM fan_ins WHERE expires_at <= ? LIMIT ?", (now_us, limit)).fetchall()
+    for (key,) in rows:
+        section.ledger.delete_fan_in(key)
+    return len(rows)
 
 
 def check_store(section: Section, repair: bool) -> list[str]:

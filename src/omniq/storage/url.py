@@ -8,13 +8,15 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from omniq.errors import ConfigError
 
-KNOWN = "memory://, sqlite:///path.db, sqlite:////absolute/path.db, file:///absolute/folder"
+KNOWN = "memory://, sqlite:///path.db, sqlite:////absolute/path.db, file:///absolute/folder, redis://host:6379/0"
 
 # By name, not by import: drivers import the contract, and the contract finds drivers here.
 DRIVERS = {
     "memory": "omniq.storage.memory:MemoryStorage",
     "sqlite": "omniq.storage.sqlite:SQLiteStorage",
     "file": "omniq.storage.file:FileStorage",
+    "redis": "omniq.storage.redis:RedisStorage",
+    "rediss": "omniq.storage.redis:RedisStorage",
 }
 
 
@@ -27,8 +29,10 @@ def open_url(url: str, options: dict[str, Any]) -> Any:
         given = {"path": sqlite_path(url), **local_options(url)}
     elif scheme == "file":
         given = {"base_dir": file_path(url), **local_options(url)}
-    else:
+    elif scheme == "memory":
         given = _options(url, set())
+    else:
+        given = {"url": url}
     module, _, name = DRIVERS[scheme].partition(":")
     return getattr(importlib.import_module(module), name)(**{**given, **options})
 

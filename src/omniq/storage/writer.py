@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, cast
 
-from omniq.errors import DriverClosed, OmniQError
+from omniq.errors import DriverClosed, OmniQError, OutcomeUnknown
 from omniq.storage.machine import Machine
 from omniq.storage.waiting import Waiters
 
@@ -27,19 +27,33 @@ MAX_WEIGHT = 2000  # operations in one commit, so that no writer holds the store
 
 
 class Request(Generic[S]):
-    """A piece of work on its way to the writer, and the future that its caller waits for."""
+    """A piece of work on its way to the writer, and what its caller waits for: a future, or without a loop a lock.
 
-    __slots__ = ("answer", "error", "future", "ids", "loop", "weight", "work")
+    A plain lock, since Ctrl-C in the middle of a `concurrent.futures.Future` can leave it locked for the writer too.
+    """
+
+    __slots__ = ("_settled", "answer", "error", "future", "ids", "loop", "weight", "work")
 
     def __init__(
         self, work: Callable[[S], Any], ids: Sequence[str], weight: int, loop: asyncio.AbstractEventLoop | None
     ) -> None:
         self.work, self.ids, self.weight, self.loop = work, ids, weight or len(ids), loop
-        self.future: Any = loop.create_future() if loop is not None else Future[Any]()
+        self.future: asyncio.Future[Any] | None = loop.create_future() if loop is not None else None
         self.answer: Any = None
         self.error: BaseException | None = None
+        self._settled = threading.Lock()
+        self._settled.acquire()
+
+    def wait(self) -> Any:
+        self._settled.acquire()
+        if self.error is not None:
+            raise self.error
+        return self.answer
 
     def settle(self) -> None:
+        if self.future is None:
+            self._settled.release()
+            return
         if self.future.done():  # the caller was cancelled; the commit stands
             return
         if self.error is not None:
@@ -125,15 +139,15 @@ class Writer(abc.ABC, Generic[S]):
     def submit_blocking(self, work: Callable[[S], T], ids: Sequence[str] = (), weight: int = 0) -> T:
         """The same from any thread. When nobody else writes, the calling thread does, which saves two changes of thread."""
         request = Request(work, ids, weight, None)
-        if self._opened and self._requests.empty() and self.section.acquire(blocking=False):
+        if self._opened and _uninterrupted() and self._requests.empty() and self.section.acquire(blocking=False):
             try:
                 if not self._closed.is_set():
                     self._carry_out([request])
-                    return cast("Future[T]", request.future).result()
+                    return request.wait()
             finally:
                 self.section.release()
         self._put(request)
-        return cast("Future[T]", request.future).result()
+        return request.wait()
 
     def _put(self, request: Request[S]) -> None:
         if self._closed.is_set():
@@ -189,6 +203,9 @@ class Writer(abc.ABC, Generic[S]):
                 machine = self._transact(batch)
             if machine.ready_queues or machine.ended_tasks:
                 self._waiters.notify(machine.ready_queues, machine.ended_tasks)
+        except OutcomeUnknown as exc:  # it may have happened, so it is not tried again here
+            for request in batch:
+                request.error = exc
         except Exception as exc:
             if len(batch) > 1:  # only the guilty one shall fail: each gets a commit of its own
                 for request in batch:
@@ -225,3 +242,8 @@ class Writer(abc.ABC, Generic[S]):
 def _settle_all(requests: list[Request[Any]]) -> None:
     for request in requests:
         request.settle()
+
+
+def _uninterrupted() -> bool:
+    """Ctrl-C is raised in the main thread, between any two steps; a commit must not be carried out there."""
+    return threading.current_thread() is not threading.main_thread()

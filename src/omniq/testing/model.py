@@ -33,6 +33,7 @@ class Task:
     ended_by: str | None = None
     cancel: bool = False
     returned: bool = False
+    place: int = 0
     waits: set[str] = dataclasses.field(default_factory=set[str])
 
 
@@ -44,7 +45,10 @@ class No(Exception):
 
 
 class Model:
-    def __init__(self) -> None:
+    """`due_order` False: a lane is in the order of arrival, and an enqueue brings in what fell due before it."""
+
+    def __init__(self, due_order: bool = True) -> None:
+        self.due_order = due_order
         self.tasks: dict[str, Task] = {}
         self.results: dict[str, State] = {}
         self.keys: dict[tuple[str, str], tuple[str, str, int]] = {}  # task id, fingerprint, end of life
@@ -53,6 +57,8 @@ class Model:
         self.turns: dict[str, bool] = {}  # True: groups are next
         self.paused: set[str] = set()
         self.seq = 0
+        self.places = 0
+        self.fan_ins: dict[str, tuple[int, int, dict[str, int]]] = {}  # expected, end of life, what each member was told
 
     def run(self, transaction: Sequence[ops.Operation], now: int) -> list[ops.Outcome] | type[errors.Refused]:
         """Everything but Reserve: all of it, or the error and no change."""
@@ -69,6 +75,9 @@ class Model:
         task.state = state
         if state is not State.RUNNING:
             task.token = None
+        if state is State.READY:
+            self.places += 1
+            task.place = self.places
         self.look_at_lane(task.queue, task.op.group)
 
     def members(self, queue: str, group: str | None, state: State) -> list[Task]:
@@ -92,10 +101,13 @@ class Model:
         grouped = self.lanes.get(queue, [])[:1]
         sides: list[str | None] = [*grouped, None] if self.turns.get(queue, True) else [None, *grouped]
         for group in sides:
-            ready = sorted(self.members(queue, group, State.READY), key=lambda t: (not t.returned, t.due, t.seq))
+            ready = sorted(self.members(queue, group, State.READY), key=self.order)
             if ready:
                 return [t for t in ready if t.returned] or ready[:1]
         return []
+
+    def order(self, task: Task) -> tuple[bool, int, int]:
+        return (not task.returned, task.due, task.seq) if self.due_order else (not task.returned, task.place, 0)
 
     def promote(self, queue: str, now: int) -> int:
         due = [t for t in self.tasks.values() if t.queue == queue and t.state is State.SCHEDULED and t.due <= now]
@@ -184,6 +196,8 @@ class Model:
             if op.on_conflict != "return" and self.tasks[op.id].op.fingerprint != op.fingerprint:
                 raise No(errors.DuplicateId)
             return ops.Enqueued(id=op.id, existed=True, state=self.tasks[op.id].state)
+        if not self.due_order:
+            self.promote(op.queue, now)
         self.seq += 1
         due = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
         task = Task(op, op.queue, due, self.seq, due if op.delay_us else op.eta_us, op.dead_queue)
@@ -296,6 +310,21 @@ class Model:
         self.fail_dependents(op.id, now)
         return ops.Removed()
 
+    def openfanin(self, op: ops.OpenFanIn, now: int) -> ops.Outcome:
+        expected, end, told = self.fan_ins.get(op.key, (0, 0, dict[str, int]()))
+        if end <= now:
+            expected, told = op.expected, dict[str, int]()
+            self.fan_ins[op.key] = expected, now + op.ttl_us, told
+        if expected != op.expected:
+            raise No(errors.IdempotencyConflict)
+        return ops.FannedIn(left=expected - len(told))
+
+    def countfanin(self, op: ops.CountFanIn, now: int) -> ops.Outcome:
+        expected, end, told = self.fan_ins.get(op.key, (0, 0, dict[str, int]()))
+        if end <= now or (op.member not in told and len(told) == expected):
+            return ops.FannedIn(left=-1)
+        return ops.FannedIn(left=told.setdefault(op.member, expected - len(told) - 1))
+
     # -- how a run ends ----------------------------------------------------------------------------
 
     def end(self, task: Task, state: State, token: str | None, again: int | None) -> None:
@@ -311,6 +340,10 @@ class Model:
         self.fail_dependents(task.op.id, now)
 
     def die(self, task: Task, token: str | None, now: int, again: int | None = None) -> None:
+        self.fall(task, token, now, again)
+        self.fail_dependents(task.op.id, now)
+
+    def fall(self, task: Task, token: str | None, now: int, again: int | None = None) -> None:
         task.waits = set()
         self.end(task, State.DEAD, token, again)
         if again is None and task.dead_queue is not None:
@@ -320,12 +353,15 @@ class Model:
             if limit is not None:
                 self.limits.setdefault((task.queue, task.op.group or ""), limit)
             self.move(task, State.READY)
-        self.fail_dependents(task.op.id, now)
 
     def dependents(self, id: str) -> list[Task]:
         return sorted((t for t in self.tasks.values() if id in t.waits), key=lambda t: t.seq)
 
     def fail_dependents(self, id: str, now: int) -> None:
-        for other in self.dependents(id):
-            if id in other.waits:
-                self.die(other, None, now)
+        """First all that wait for this one, then all that wait for those."""
+        dead = [id]
+        while dead:
+            blocker = dead.pop(0)
+            for other in self.dependents(blocker):
+                self.fall(other, None, now)
+                dead.append(other.op.id)

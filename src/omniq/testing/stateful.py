@@ -15,12 +15,14 @@ from omniq.models import Blocker, Record, State
 from omniq.operations import (
     Ack,
     Cancel,
+    CountFanIn,
     Enqueue,
     Extend,
     Fail,
     Filter,
     Held,
     OnTask,
+    OpenFanIn,
     Operation,
     Release,
     Remove,
@@ -87,7 +89,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.runner = asyncio.Runner()
         self.store = type(self).make_storage(self.clock)
-        self.model = Model()
+        self.model = Model(due_order=self.store.capabilities.due_order)
         self.numbers = itertools.count(1)
         self.old_tokens: dict[str, str] = {}
 
@@ -280,6 +282,12 @@ class DriverMachine(RuleBasedStateMachine):
     def set_group_limit(self, queue: str, group: str, limit: int) -> None:
         self.runner.run(self.store.set_group_limit(queue, group, limit))
         self.model.set_group_limit(queue, group, limit)
+
+    @rule(key=groups, expected=st.sampled_from([2, 2, 3]), members=st.lists(st.sampled_from("abcd"), max_size=4))
+    def fan_in(self, key: str, expected: int, members: list[str]) -> None:
+        self.both(OpenFanIn(key=key, expected=expected, ttl_us=3600 * S))
+        for member in members:
+            self.both(CountFanIn(key=key, member=member))
 
     # -- time --------------------------------------------------------------------------------------
 

@@ -157,7 +157,7 @@ async def a_delay_counts_from_the_time_of_the_call(bench: Bench) -> None:
     assert await bench.take_ids(9) == ["a"]
 
 
-@case(rules="71,§5")
+@case(rules="71,§5", needs="due_order")
 async def the_order_is_by_due_time_and_then_by_enqueue(bench: Bench) -> None:
     past = bench.now - 10 * S
     await bench.enqueue("d", "e", "c")

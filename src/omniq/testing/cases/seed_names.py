@@ -47,7 +47,7 @@ async def enqueueing_the_same_task_twice_is_safe(bench: Bench) -> None:
     assert len(await bench.all_tasks()) == 1
 
 
-@case(rules="10,5,§14")
+@case(rules="10,5,§14", needs="own_clock")
 async def dequeue_gives_nothing_before_its_time(bench: Bench) -> None:
     assert await bench.store.dequeue(bench.clock.now) is None
     await bench.store.enqueue(a_task(eta=bench.clock.now + timedelta(seconds=1)))

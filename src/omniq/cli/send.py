@@ -1,0 +1,107 @@
+"""`omniq send`: lines of stdin to a server, its replies to stdout."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import sys
+import threading
+from collections import deque
+from typing import BinaryIO
+
+from omniq.cli.serve import read_token
+from omniq.client.wire import command, connect, tls_context
+from omniq.errors import ConfigError, ConnectionLost
+
+PING_S = 2.0
+
+FAILED, SAID_ERR = 1, 3
+
+
+def run_send(host: str, port: int, token_file: str | None, tls: bool, ca_file: str | None) -> int:
+    if sys.stdin.isatty():
+        raise ConfigError("give commands on stdin, one per line: echo PING | omniq send")
+    token = None if token_file is None else read_token(token_file)
+    context: ssl.SSLContext | None = tls_context(ca_file) if tls or ca_file is not None else None
+    try:
+        with connect(host, port, 10.0, context) as connection:
+            connection.settimeout(None)
+            return _Conversation(connection, sys.stdout.buffer).hold(sys.stdin.buffer, token)
+    except (ConnectionLost, OSError) as exc:
+        print(f"omniq: {exc}", file=sys.stderr)
+        return FAILED
+
+
+class _Conversation:
+    """Knows which lines are answered: each one, but those of a transaction only once, after DONE."""
+
+    def __init__(self, connection: socket.socket, out: BinaryIO) -> None:
+        self._connection, self._out = connection, out
+        self._lock = threading.Lock()
+        self._expected: deque[bool] = deque()  # of each reply to come, whether it is shown
+        self._all_answered = threading.Condition(self._lock)
+        self._in_transaction = False
+        self._said_err = self._broken = False
+        self._stop = threading.Event()
+
+    def hold(self, lines: BinaryIO, token: str | None) -> int:
+        reader = threading.Thread(target=self._read, daemon=True)
+        reader.start()
+        threading.Thread(target=self._ping, daemon=True).start()
+        if token is not None:
+            self._send(command("AUTH", {"token": token}), shown=False)
+        for line in lines:
+            if self._broken:
+                break
+            self._send(line if line.endswith(b"\n") else line + b"\n")
+        with self._all_answered:
+            self._all_answered.wait_for(lambda: self._broken or not self._expected)
+            self._stop.set()
+            unanswered = len(self._expected)
+        if unanswered:
+            print(f"omniq: the server closed the connection; {unanswered} commands have no answer", file=sys.stderr)
+            return FAILED
+        return SAID_ERR if self._said_err else 0
+
+    def _send(self, line: bytes, shown: bool = True) -> None:
+        verb = line.strip(b"\r\n").partition(b" ")[0].upper()
+        with self._lock:
+            if self._in_transaction:
+                self._in_transaction = verb != b"DONE"
+                answered = verb == b"DONE"
+            else:
+                self._in_transaction = verb == b"ATOMIC"
+                answered = verb != b"ATOMIC"
+            if answered:
+                self._expected.append(shown)
+            try:
+                self._connection.sendall(line)
+            except OSError:
+                self._broken = True
+
+    def _read(self) -> None:
+        with self._connection.makefile("rb") as replies:
+            try:
+                for reply in replies:
+                    self._take(reply)
+            except OSError:
+                pass
+        with self._all_answered:
+            self._broken = True
+            self._all_answered.notify_all()
+
+    def _take(self, reply: bytes) -> None:
+        with self._all_answered:
+            failed = reply.startswith(b"ERR")
+            shown = self._expected.popleft() if self._expected else True
+            self._said_err = self._said_err or failed
+            if shown or failed:
+                self._out.write(reply)
+                self._out.flush()
+            self._all_answered.notify_all()
+
+    def _ping(self) -> None:
+        """A sign of life while stdin says nothing; inside a transaction only its own lines can be one."""
+        while not self._stop.wait(PING_S):
+            if not self._in_transaction and not self._expected:
+                self._send(b"PING\n", shown=False)

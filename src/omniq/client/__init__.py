@@ -1,0 +1,11 @@
+"""Clients of the line protocol: `Client`, blocking, and `AsyncClient`, with the same methods.
+
+They need a server (`omniq serve`), not a store. A task that was fetched belongs to the connection: when that is lost, the
+server has already counted a failure and will hand the task out again.
+"""
+
+from omniq.client.aio import AsyncClient, AsyncTransaction
+from omniq.client.blocking import Client, Transaction
+from omniq.client.wire import FetchedTask, QueueInfo, TaskOutcome
+
+__all__ = ["AsyncClient", "AsyncTransaction", "Client", "FetchedTask", "QueueInfo", "TaskOutcome", "Transaction"]

@@ -1,0 +1,50 @@
+"""Durations as the line protocol and the command line write them: `45s`, `200ms`, `1m30s`, `1.5h`."""
+
+from __future__ import annotations
+
+import re
+
+from omniq.errors import Invalid
+
+NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+MAX_NS = (1 << 63) - 1
+
+_PART = re.compile(r"([0-9]{1,20})?(?:\.([0-9]{0,20}))?(ns|us|µs|μs|ms|s|m|h)")
+_WHOLE = re.compile(rf"[+-]?(?:{_PART.pattern})+")
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds. Decimal numbers, each with a unit, one after another; a bare `0` is the only number without one."""
+    if text in ("0", "+0", "-0"):
+        return 0
+    total = 0
+    if len(text) <= 100 and _WHOLE.fullmatch(text):
+        for whole, fraction, unit in _PART.findall(text):
+            if not whole and not fraction:
+                break
+            total += int(whole or 0) * NS[unit]
+            if fraction:
+                total += int(fraction) * NS[unit] // 10 ** len(fraction)
+        else:
+            if total <= MAX_NS:
+                return -total if text[0] == "-" else total
+    raise Invalid(f"duration {text[:40]!r}: write numbers with units, like 45s, 200ms or 1m30s")
+
+
+def format_duration(ns: int) -> str:
+    """The shortest text that says the same: `45s`, `1m30s`, `1.5s`, `200ms`."""
+    if ns < 0:
+        return "-" + format_duration(-ns)
+    if ns < NS["s"]:
+        unit = next((u for u in ("ms", "µs", "ns") if ns >= NS[u]), "s")
+        return _decimal(ns, NS[unit]) + unit
+    minutes, rest = divmod(ns, NS["m"])
+    hours, minutes = divmod(minutes, 60)
+    text = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return text + _decimal(rest, NS["s"]) + "s"
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole, rest = divmod(value, unit)
+    digits = f"{rest:0{len(str(unit)) - 1}d}".rstrip("0") if rest else ""
+    return f"{whole}.{digits}" if digits else str(whole)

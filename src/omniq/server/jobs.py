@@ -1,0 +1,258 @@
+"""What sessions ask of the store: a job is one transaction, or a reply that must wait for those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+from omniq.errors import IdempotencyConflict, NotActive, Refused, TokenMismatch
+from omniq.models import Blocker, Record
+from omniq.operations import Ack, Enqueue, Enqueued, Extended, Operation, Outcome
+from omniq.server import protocol
+from omniq.server.protocol import Push
+from omniq.storage.base import Result
+from omniq.translate import TCP, fingerprint
+
+if TYPE_CHECKING:
+    from omniq.server.session import Session
+
+Numbers = Iterator[int]
+
+
+class Job:
+    """`numbers` is how many ids it needs; `transaction` makes the operations, `reply` the line to send."""
+
+    __slots__ = ("session",)
+    numbers = 0
+
+    def __init__(self, session: Session | None) -> None:
+        self.session = session
+
+    def transaction(self, numbers: Numbers) -> tuple[Operation, ...] | None:
+        """None: nothing for the store."""
+        return None
+
+    def reply(self, answer: Result | None) -> bytes | None:
+        return None
+
+    def failed(self, exc: Exception) -> bytes | None:
+        """The reply when the store failed."""
+        return protocol.err(f"store: {exc}")
+
+
+class Reply(Job):
+    """A line that waits for its turn, after `numbers` ids were used up."""
+
+    __slots__ = ("line", "numbers")
+
+    def __init__(self, session: Session, line: bytes, numbers: int = 0) -> None:
+        super().__init__(session)
+        self.line, self.numbers = line, numbers
+
+    def transaction(self, numbers: Numbers) -> None:
+        for _ in range(self.numbers):
+            next(numbers)
+
+    def reply(self, answer: Result | None) -> bytes:
+        return self.line
+
+    def failed(self, exc: Exception) -> bytes:
+        return self.line
+
+
+class Then(Job):
+    """Calls back when everything before it has been answered."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, session: Session, action: Callable[[], None]) -> None:
+        super().__init__(session)
+        self.action = action
+
+    def reply(self, answer: Result | None) -> None:
+        self.action()
+
+    def failed(self, exc: Exception) -> None:
+        self.action()
+
+
+class PushTask(Job):
+    __slots__ = ("id", "push")
+    numbers = 1
+
+    def __init__(self, session: Session, push: Push) -> None:
+        super().__init__(session)
+        self.push = push
+
+    def transaction(self, numbers: Numbers) -> tuple[Operation, ...]:
+        self.id = next(numbers)
+        push = self.push
+        blockers = _blockers(push.blocked_by, cast("Session", self.session)) if push.blocked_by else ()
+        return (enqueue(push, self.id, blockers, cast("Session", self.session).backoff),)
+
+    def reply(self, answer: Result | None) -> bytes:
+        if isinstance(answer, Refused):
+            return protocol.err(_refusal(answer))
+        outcome = cast(Enqueued, cast("list[Outcome]", answer)[0])
+        if outcome.existed and self.push.idempotency_key is not None:
+            return protocol.pushed(number_of(outcome.id), existed=True)
+        return protocol.pushed(self.id)
+
+
+class EndTask(Job):
+    """ACK or NACK of a held task. It is no longer held when this is sent; a store that failed gives it back."""
+
+    __slots__ = ("held", "number", "operation")
+
+    def __init__(self, session: Session, number: int, held: Record, operation: Operation) -> None:
+        super().__init__(session)
+        self.number, self.held, self.operation = number, held, operation
+
+    def transaction(self, numbers: Numbers) -> tuple[Operation, ...]:
+        return (self.operation,)
+
+    def reply(self, answer: Result | None) -> bytes:
+        return protocol.err(protocol.NOT_ACQUIRED) if isinstance(answer, Refused) else protocol.OK
+
+    def failed(self, exc: Exception) -> bytes | None:
+        if self.session is not None:
+            self.session.hold(self.number, self.held)
+        return super().failed(exc)
+
+
+class ExtendTask(Job):
+    __slots__ = ("operation",)
+
+    def __init__(self, session: Session, operation: Operation) -> None:
+        super().__init__(session)
+        self.operation = operation
+
+    def transaction(self, numbers: Numbers) -> tuple[Operation, ...]:
+        return (self.operation,)
+
+    def reply(self, answer: Result | None) -> bytes:
+        if isinstance(answer, Refused):
+            return protocol.err(protocol.NOT_ACQUIRED)
+        extended = cast(Extended, cast("list[Outcome]", answer)[0])
+        return protocol.ok({"cancel_requested": extended.cancel_requested})
+
+
+class GiveBack(Job):
+    """Ends the lease of a task whose connection is gone; nobody is told."""
+
+    __slots__ = ("operation",)
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__(None)
+        self.operation = operation
+
+    def transaction(self, numbers: Numbers) -> tuple[Operation, ...]:
+        return (self.operation,)
+
+
+class Transact(Job):
+    """ATOMIC … DONE. What it acknowledges is no longer held while it runs, and is again if it is refused."""
+
+    __slots__ = ("_acks", "_commands", "ids", "numbers")
+
+    def __init__(self, session: Session, commands: Sequence[Push | Ack], acks: dict[int, Record]) -> None:
+        super().__init__(session)
+        self._commands, self._acks = commands, acks
+        self.numbers = sum(isinstance(c, Push) for c in commands)
+        self.ids: list[int] = []
+
+    def transaction(self, numbers: Numbers) -> tuple[Operation, ...] | None:
+        session = cast("Session", self.session)
+        self.ids = []
+        queues: list[str] = []
+        operations: list[Operation] = []
+        for command in self._commands:
+            if isinstance(command, Push):
+                number = next(numbers)
+                blockers = _blockers(command.blocked_by, session, self.ids, queues) if command.blocked_by else ()
+                operations.append(enqueue(command, number, blockers, session.backoff))
+                self.ids.append(number)
+                queues.append(cast(str, command.queue))
+            else:
+                operations.append(command)
+        return tuple(operations) or None
+
+    def reply(self, answer: Result | None) -> bytes:
+        if isinstance(answer, Refused):
+            self._hold_again()
+            if isinstance(answer, NotActive | TokenMismatch):
+                return protocol.err(protocol.NOT_ACQUIRED)
+            return protocol.err(_refusal(answer))
+        stored = [o for o in answer or () if isinstance(o, Enqueued)]
+        return protocol.committed([number_of(o.id) for o in stored])
+
+    def failed(self, exc: Exception) -> bytes | None:
+        self._hold_again()
+        return super().failed(exc)
+
+    def _hold_again(self) -> None:
+        for number, held in self._acks.items():
+            cast("Session", self.session).hold(number, held)
+
+
+def enqueue(push: Push, number: int, blockers: tuple[Blocker, ...], backoff: str) -> Enqueue:
+    """The operation that stores a pushed task under a number."""
+    payload = push.payload_bytes
+    key = push.idempotency_key
+    mark = TCP  # a task of another door that has this id already has another fingerprint, and is not mistaken for this one
+    if key is not None:
+        mark = fingerprint(push.name, payload, push.deadqueue, push.retry, push.eta_us, push.group)
+    if push.execute_at is None and not blockers and key is None and push.deadqueue is None and push.group is None:
+        return Enqueue(
+            id=str(number),
+            name=cast(str, push.name),
+            queue=cast(str, push.queue),
+            payload=payload,
+            origin=TCP,
+            max_attempts=cast(int, push.retry) + 1,
+            backoff=backoff,
+            fingerprint=mark,
+        )
+    return Enqueue(
+        id=str(number),
+        name=cast(str, push.name),
+        queue=cast(str, push.queue),
+        payload=payload,
+        origin=TCP,
+        eta_us=push.eta_us,
+        max_attempts=cast(int, push.retry) + 1,
+        backoff=backoff,
+        group=push.group,
+        group_limit=push.group_limit or 0,
+        dead_queue=push.deadqueue,
+        blocked_by=blockers,
+        dead_blockers="ignore",
+        idempotency_key=key,
+        fingerprint=mark,
+    )
+
+
+def number_of(task_id: str) -> int | str:
+    """The number that an id stands for; an id of another door as it is."""
+    return int(task_id) if is_number(task_id) else task_id
+
+
+def is_number(task_id: str) -> bool:
+    return task_id.isascii() and task_id.isdigit() and task_id[0] != "0" and len(task_id) <= 18
+
+
+def _blockers(
+    wanted: Sequence[int] | None, session: Session, ids: Sequence[int] = (), queues: Sequence[str] = ()
+) -> tuple[Blocker, ...]:
+    """Positions in the transaction and ids, as the ids of tasks."""
+    found: dict[str, Blocker] = {}
+    for number in wanted or ():
+        blocker = Blocker(session.task_id(number)) if number > 0 else Blocker(str(ids[number]), queues[number])
+        found.setdefault(blocker.id, blocker)
+    return tuple(found.values())
+
+
+def _refusal(refusal: Refused) -> str:
+    if isinstance(refusal, IdempotencyConflict):
+        return "idempotency_key was used for another task"
+    return str(refusal)

@@ -1,0 +1,397 @@
+"""The line protocol as pure functions: a line in, a command out; an answer in, a line out. No I/O, no state.
+
+A command is one line: `VERB`, or `VERB`, a space and a JSON object. Every reply is one line too: `OK {…}`, `PONG {}`,
+`EMPTY {}` or `ERR {"msg":"…"}`. Error texts are part of the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from omniq.durations import parse_duration
+from omniq.errors import Invalid
+from omniq.models import MAX_BLOCKERS, to_us
+
+DEFAULT_RETRY = 20
+MAX_RETRY = (1 << 31) - 2
+MAX_QUEUES = 255
+
+TOO_BIG = "cannot push to queue: wall append: serialize operation: input: arguments too big"
+TOO_BIG_IN_TRANSACTION = "commit transaction: write to WAL: serialize operation: input: arguments too big"
+NOT_ACQUIRED = "task not acquired"
+NO_HEARTBEAT = "no heartbeat"
+STOPPING = "server is shutting down"
+AUTH_REQUIRED = 'authentication required: send AUTH {"token": "..."} first'
+WRONG_TOKEN = "authentication failed: wrong token"  # noqa: S105 - a text, not a secret
+
+OK = b"OK {}\n"
+PONG = b"PONG {}\n"
+EMPTY = b"EMPTY {}\n"
+
+_QUEUE = re.compile(r"[0-9A-Za-z_-]{1,32}")
+_NAME = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
+
+Whole = Annotated[int, Meta(ge=0)]
+
+
+class ProtocolError(Exception):
+    """A line that is no good; its text is what the client is told."""
+
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+class Command(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every command is. Fields are named as on the wire."""
+
+
+class Ping(Command):
+    pass
+
+
+class Info(Command):
+    pass
+
+
+class Quit(Command):
+    pass
+
+
+class Atomic(Command):
+    pass
+
+
+class Push(Command):
+    name: str | None = None
+    queue: str | None = None
+    deadqueue: str | None = None
+    payload: Raw | UnsetType = UNSET
+    retry: Whole | None = None
+    execute_at: datetime | None = None
+    blocked_by: list[int] | None = None
+    idempotency_key: str | None = None
+    group: str | None = None
+    group_limit: int | None = None
+
+    @property
+    def payload_bytes(self) -> bytes | None:
+        """The payload's JSON text without needless blanks, else as it was sent."""
+        return None if self.payload is UNSET else bytes(self.payload)
+
+    @property
+    def eta_us(self) -> int | None:
+        return None if self.execute_at is None else max(to_us(self.execute_at), 0)
+
+
+class Fetch(Command):
+    queues: list[str] | UnsetType | None = UNSET
+    timeout: int | str | UnsetType | None = UNSET
+    count: int | None = None
+
+    @property
+    def timeout_ns(self) -> int | None:
+        """None: the server's default."""
+        return None if self.timeout is UNSET else cast(int, self.timeout)
+
+
+class Ack(Command):
+    id: Whole | None = None
+    result: Raw | UnsetType = UNSET
+
+    @property
+    def result_bytes(self) -> bytes | None:
+        return None if self.result is UNSET else bytes(self.result)
+
+
+class Nack(Command):
+    id: Whole | None = None
+    error: str | None = None
+
+
+class Extend(Command):
+    id: Whole | None = None
+
+
+class Cancel(Command):
+    id: Whole | str | None = None
+
+
+class Result(Command):
+    id: Whole | str | None = None
+    timeout: int | str | None = None
+
+    @property
+    def timeout_ns(self) -> int:
+        return cast("int | None", self.timeout) or 0
+
+
+class Auth(Command):
+    token: str | None = None
+
+
+C = TypeVar("C", bound=Command)
+
+
+# -- parsing -------------------------------------------------------------------------------------
+
+
+def parse(line: bytes) -> Command:
+    """The command of a line without its line end. Raises `ProtocolError` for anything else."""
+    verb, _, body = line.partition(b" ")
+    parser = _PARSERS.get(verb) or _PARSERS.get(verb.upper())
+    if parser is None:
+        raise ProtocolError(f"unknown verb {_text(verb)}")
+    return parser(body)
+
+
+def verb_of(line: bytes) -> str:
+    """The verb of a line in capitals, known or not."""
+    return _text(line.partition(b" ")[0]).upper()
+
+
+def _text(data: bytes) -> str:
+    return data[:200].decode("utf-8", "replace")
+
+
+def _ignoring(command: Command) -> Callable[[bytes], Command]:
+    """A command whose body does not matter."""
+    return lambda body: command
+
+
+def _decoder(kind: type[C]) -> Callable[[bytes], C]:
+    exact = msgspec.json.Decoder(kind).decode
+    known = {name: name for name in kind.__struct_fields__}
+
+    def decode(body: bytes) -> C:
+        try:
+            return exact(body)
+        except msgspec.ValidationError:
+            # Rare: an attribute that is not known is ignored, and names match whatever their case.
+            given = _any_object(body)
+            fields = {known[name.lower()]: value for name, value in given.items() if name.lower() in known}
+            return exact(msgspec.json.encode(fields))
+
+    return decode
+
+
+_any_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+_decode_push = _decoder(Push)
+_decode_fetch = _decoder(Fetch)
+
+
+def _parse_push(body: bytes) -> Push:
+    try:
+        push = _decode_push(body)
+        if push.payload is not UNSET:
+            push.payload = _compact(push.payload)
+    except _MALFORMED:
+        raise ProtocolError("cannot unmarshal payload") from None
+    name = push.name
+    if name is None or not _NAME.fullmatch(name):
+        raise ProtocolError(f"invalid task name {quoted(name or '')}")
+    push.queue = push.queue or "default"
+    if not _QUEUE.fullmatch(push.queue):
+        raise ProtocolError(f"invalid queue name {quoted(push.queue)}")
+    push.deadqueue = push.deadqueue or None
+    if push.deadqueue is not None and not _QUEUE.fullmatch(push.deadqueue):
+        raise ProtocolError(f"invalid queue name {quoted(push.deadqueue)}")
+    if push.retry is None:
+        push.retry = DEFAULT_RETRY
+    if push.retry > MAX_RETRY or (push.execute_at is not None and push.execute_at.tzinfo is None):
+        raise ProtocolError("cannot unmarshal payload")
+    if push.blocked_by is not None and len(push.blocked_by) > MAX_BLOCKERS:
+        raise ProtocolError(f"at most {MAX_BLOCKERS} blocked by task IDs can be provided")
+    if push.group is not None or push.group_limit is not None or push.idempotency_key is not None:
+        _check_extras(push)
+    return push
+
+
+def _check_extras(push: Push) -> None:
+    for what, value in (("idempotency_key", push.idempotency_key), ("group", push.group)):
+        if value is not None and (not 1 <= len(value) <= 255 or "\0" in value):
+            raise ProtocolError(f"invalid {what}: 1 to 255 characters without NUL")
+    if push.group_limit is not None and (push.group is None or not 1 <= push.group_limit <= MAX_RETRY):
+        raise ProtocolError("invalid group_limit: a number of at least 1, together with a group")
+
+
+def _compact(payload: Raw) -> Raw:
+    if not bytes(payload).isascii():
+        bytes(payload).decode()  # msgspec does not look inside the strings of a raw value
+    return Raw(msgspec.json.format(bytes(payload), indent=-1))
+
+
+def _parse_fetch(body: bytes) -> Fetch:
+    if not body.strip():
+        return Fetch()
+    try:
+        fetch = _decode_fetch(body)
+        fetch.timeout = _timeout(fetch.timeout)
+    except (*_MALFORMED, Invalid):
+        raise ProtocolError("cannot unmarshal payload") from None
+    if fetch.timeout is not UNSET and fetch.timeout <= 0:
+        raise ProtocolError("timeout must be greater than zero")
+    if isinstance(fetch.queues, list) and len(fetch.queues) > MAX_QUEUES:
+        raise ProtocolError(f"at most {MAX_QUEUES} queues can be fetched from")
+    if fetch.count is not None and fetch.count < 1:
+        raise ProtocolError("count must be greater than zero")
+    return fetch
+
+
+def _timeout(value: int | str | UnsetType | None) -> int | UnsetType:
+    if value is None:
+        return 0
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+def _needs_id(kind: type[C]) -> Callable[[bytes], C]:
+    decode = _decoder(kind)
+
+    def parse_body(body: bytes) -> C:
+        try:
+            command = decode(body)
+            if isinstance(command, Ack) and command.result is not UNSET:
+                command.result = _compact(command.result)
+            if isinstance(command, Result) and command.timeout is not None:
+                command.timeout = cast(int, _timeout(command.timeout))
+        except (*_MALFORMED, Invalid) as exc:
+            raise ProtocolError(f"unmarshal payload: {_decoder_text(exc)}") from None
+        if not getattr(command, "id", None):
+            raise ProtocolError("missing id")
+        return command
+
+    return parse_body
+
+
+def _parse_auth(body: bytes) -> Auth:
+    try:
+        return _decoder(Auth)(body)
+    except _MALFORMED as exc:
+        raise ProtocolError(f"unmarshal payload: {_decoder_text(exc)}") from None
+
+
+def _decoder_text(exc: BaseException) -> str:
+    return "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
+
+
+_PARSERS: dict[bytes, Callable[[bytes], Command]] = {
+    b"PUSH": _parse_push,
+    b"FETCH": _parse_fetch,
+    b"ACK": _needs_id(Ack),
+    b"NACK": _needs_id(Nack),
+    b"PING": _ignoring(Ping()),
+    b"INFO": _ignoring(Info()),
+    b"QUIT": _ignoring(Quit()),
+    b"ATOMIC": _ignoring(Atomic()),
+    b"EXTEND": _needs_id(Extend),
+    b"CANCEL": _needs_id(Cancel),
+    b"RESULT": _needs_id(Result),
+    b"AUTH": _parse_auth,
+}
+
+
+# -- the commands of a transaction ---------------------------------------------------------------
+
+
+def parse_in_transaction(number: int, line: bytes, pushes: int) -> Push | Ack:
+    """The command of a line between ATOMIC and DONE; `pushes` are those before it. Relative blockers are checked."""
+    verb = verb_of(line)
+    if verb not in ("PUSH", "ACK"):
+        raise ProtocolError(f"{verb} is not allowed in transaction.")
+    try:
+        command = cast("Push | Ack", parse(line))
+        if isinstance(command, Push) and command.blocked_by:
+            check_positions(command.blocked_by, pushes)
+    except ProtocolError as exc:
+        raise ProtocolError(f"message {number}: {verb}: {exc}") from None
+    return command
+
+
+def check_positions(blocked_by: Iterable[int], pushes: int) -> None:
+    """-1 is the last PUSH before this one, and so on; a positive number is an id."""
+    for blocker in blocked_by:
+        if blocker == 0:
+            raise ProtocolError("cannot self reference in blocked by")
+        if blocker < -pushes:
+            raise ProtocolError("invalid relative task position in blocked by")
+
+
+def check_no_positions(blocked_by: Iterable[int]) -> None:
+    if any(blocker <= 0 for blocker in blocked_by):
+        raise ProtocolError("cannot use relative blocked by outside of a transaction")
+
+
+# -- replies -------------------------------------------------------------------------------------
+
+
+def quoted(text: str) -> str:
+    """Text between double quotes, with escapes where they are needed, and cut if it is long."""
+    return json.dumps(text[:200], ensure_ascii=False)
+
+
+def err(text: str) -> bytes:
+    return b'ERR {"msg":%b}\n' % _json(text)
+
+
+def ok(body: Any) -> bytes:
+    return b"OK %b\n" % _json(body)
+
+
+def pushed(number: int | str, existed: bool = False) -> bytes:
+    if existed:
+        return b'OK {"id":%b,"existed":true}\n' % _json(number)
+    return b'OK {"id":%d}\n' % number if isinstance(number, int) else b'OK {"id":%b}\n' % _json(number)
+
+
+def committed(ids: list[int | str]) -> bytes:
+    return ok({"ids": ids}) if ids else OK
+
+
+def task(number: int, queue: str, name: str, payload: bytes | None, failures: int) -> bytes:
+    """The object that FETCH answers with."""
+    parts = [b'{"id":%d,"queue":"%b","name":%b' % (number, queue.encode(), _name(name))]
+    if payload is not None:
+        parts.append(b',"payload":')
+        parts.append(payload)
+    if failures:
+        parts.append(b',"failures":%d' % failures)
+    parts.append(b"}")
+    return b"".join(parts)
+
+
+def fetched(one: bytes) -> bytes:
+    return b"OK %b\n" % one
+
+
+def fetched_many(several: list[bytes]) -> bytes:
+    return b'OK {"tasks":[%b]}\n' % b",".join(several)
+
+
+def on_one_line(payload: bytes) -> bytes:
+    """A payload that another door wrote, as JSON without line ends; what is no JSON becomes a string."""
+    try:
+        payload.decode()
+        return msgspec.json.format(payload, indent=-1)
+    except _MALFORMED:
+        return _json(payload.decode("utf-8", "replace"))
+
+
+_json = msgspec.json.Encoder().encode
+_names: dict[str, bytes] = {}
+
+
+def _name(name: str) -> bytes:
+    known = _names.get(name)
+    if known is None:
+        known = _json(name)
+        if len(_names) < 10_000:
+            _names[name] = known
+    return known

@@ -1,0 +1,298 @@
+"""The server: listens, keeps the leases of what its connections hold, and stops in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, cast
+
+from omniq.errors import ConfigError, OmniQError, Refused, StoreError
+from omniq.models import new_id
+from omniq.operations import Beat, Extended, Operation, Retention, WorkerInfo
+from omniq.policy import SERVER_PREFIX
+from omniq.server import protocol
+from omniq.server.engine import LEASE_US, Engine
+from omniq.server.lines import Lines
+from omniq.server.metrics import Tally, start_metrics
+from omniq.server.options import ServeOptions
+from omniq.server.session import Session, extend_of
+from omniq.storage.base import BaseStorage
+from omniq.upkeep import Upkeep
+
+log = logging.getLogger("omniq.server")
+
+EXTEND_BATCH = 500
+READ_HIGH = 256 * 1024  # bytes of replies that wait for a client before its commands wait too
+LAST_S = 1.0  # of the grace time, for handing tasks back
+
+
+class Server:
+    """The line protocol in front of a store. `start()` returns when it listens; `stop()` drains it.
+
+    The store is opened, but not closed: it may serve others of the same process.
+    """
+
+    def __init__(self, storage: BaseStorage, options: ServeOptions | None = None, retention: Retention | None = None) -> None:
+        self.storage = storage
+        self.options = options or ServeOptions()
+        self.tally = Tally()
+        self.connections: dict[Session, Connection] = {}
+        self.stopping = False
+        self.address: tuple[str, int] = (self.options.host, self.options.port)
+        self.metrics_port: int | None = None
+        self._retention = retention or Retention()
+        self._spawned: set[asyncio.Task[None]] = set()
+        self._stop_metrics: Callable[[], None] | None = None
+
+    async def start(self) -> None:
+        """Raises `OmniQError` when the store or the port cannot be had, `ConfigError` for a certificate that cannot be read."""
+        raise_file_limit()
+        self._loop = asyncio.get_running_loop()
+        self._tls = _tls_context(self.options)
+        self.worker_id = f"{SERVER_PREFIX}{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
+        await self.storage.open()
+        await self.storage.hold_worker(self.worker_id)
+        await self.storage.reclaim(lost_workers=await self.storage.lost_workers())  # what the last one held goes first
+        self._started_us = self.storage.clock()
+        self.engine = Engine(self.storage, self.worker_id)
+        try:
+            await self._listen()
+        except OSError as exc:
+            await self.storage.release_worker(self.worker_id)
+            host, port = self.options.host, self.options.port
+            if exc.errno == errno.EADDRINUSE:
+                raise OmniQError(f"port {port} of {host} is taken: stop what listens there, or use --port") from exc
+            raise OmniQError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+        self.engine.start()
+        self._upkeep = Upkeep(self.storage, self._retention, self.worker_id)
+        self._tasks = [
+            self._loop.create_task(work) for work in (self._keep_leases(), self._upkeep.run(), self._listen_to_hearts())
+        ]
+
+    async def _listen(self) -> None:
+        options = self.options
+        self._listener = await self._loop.create_server(
+            lambda: Connection(self), options.host, options.port, ssl=self._tls, backlog=1024
+        )
+        try:
+            bound = self._listener.sockets[0].getsockname()
+            self.address = (bound[0], bound[1])
+            if options.metrics_port is not None:
+                self.metrics_port, self._stop_metrics = start_metrics(self, options.metrics_host, options.metrics_port)
+        except BaseException:
+            self._listener.close()
+            raise
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+
+    # -- while it runs -----------------------------------------------------------------------------
+
+    async def _keep_leases(self) -> None:
+        """What live connections hold stays theirs; the registry of workers shows this server."""
+        beat: list[Operation] = [Beat(info=self._info())]
+        while True:
+            try:
+                await self.storage.apply([(op,) for op in beat])
+                held = [(session, number) for session in list(self.connections) for number in session.held]
+                for start in range(0, len(held), EXTEND_BATCH):
+                    await self._extend(held[start : start + EXTEND_BATCH])
+            except StoreError as exc:
+                log.error("leases could not be renewed: %s", exc)
+            await asyncio.sleep(LEASE_US / 3e6)
+            beat = [Beat(info=self._info())]
+
+    async def _extend(self, held: list[tuple[Session, int]]) -> None:
+        found = [(session, number, task) for session, number in held if (task := session.held.get(number)) is not None]
+        answers = await self.storage.apply([(extend_of(task),) for _, _, task in found])
+        for (session, number, task), answer in zip(found, answers, strict=True):
+            if session.held.get(number) is not task:
+                continue
+            if isinstance(answer, Refused):
+                log.warning("task %s was lost: %s", task.id, answer, extra={"task_id": task.id})
+                del session.held[number]
+            else:
+                task.cancel_requested = cast(Extended, answer[0]).cancel_requested
+
+    async def _listen_to_hearts(self) -> None:
+        """One look at all connections instead of a timer for each; often enough to notice within a few per cent."""
+        limit = self.options.heartbeat
+        while True:
+            for session, connection in list(self.connections.items()):
+                if session.silent_s() > limit and not session.gone:
+                    self.tally.missed_heartbeats += 1
+                    session.dismiss(protocol.NO_HEARTBEAT)
+                    session.lost()
+                    self._loop.call_later(limit, connection.abort)  # whoever does not even read is not waited for
+            longest = max((session.silent_s() for session in self.connections if not session.gone), default=0.0)
+            await asyncio.sleep(max(min(limit - longest, limit / 8), limit / 200, 0.002))
+
+    def _info(self) -> WorkerInfo:
+        return WorkerInfo(
+            worker=self.worker_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            running=sum(len(session.held) for session in self.connections),
+            started_at_us=self._started_us,
+        )
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Take no connections and no fetches; let clients end what they hold; then hand back the rest and close."""
+        if self.stopping:
+            return
+        self.stopping = True
+        allowed = self.options.grace if grace is None else grace
+        deadline = time.monotonic() + max(allowed - LAST_S, allowed / 2)
+        self._listener.close()
+        for session in list(self.connections):
+            session.stop_waiting()
+        while self.connections and time.monotonic() < deadline:
+            for session in [s for s in self.connections if s.idle]:
+                session.dismiss(protocol.STOPPING)
+            await asyncio.sleep(0.01)
+        for session in list(self.connections):
+            session.let_go()
+            session.dismiss(protocol.STOPPING)
+        await self.engine.settle()
+        for connection in list(self.connections.values()):
+            connection.abort()
+        for task in self._tasks:
+            task.cancel()
+        self._upkeep.end.set()
+        await asyncio.gather(*self._tasks, *self._spawned, return_exceptions=True)
+        await self.engine.close()
+        if self._stop_metrics is not None:
+            await asyncio.to_thread(self._stop_metrics)
+        try:
+            await self.storage.apply([(Beat(info=self._info(), gone=True),)])
+        except StoreError as exc:
+            log.warning("leaving without a word to the store: %s", exc)
+        await self.storage.release_worker(self.worker_id)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        await self.stop()
+
+
+class Connection(asyncio.Protocol):
+    """Bytes of one client: cut into lines for its session, and back."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._lines = Lines(server.options.max_line)
+        self._session: Session | None = None
+        self._reading = True
+        self._closing = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(READ_HIGH, 0)
+        server = self._server
+        if len(server.connections) >= server.options.max_connections:
+            server.tally.refused_connections += 1
+            self._transport.write(protocol.err(f"too many connections: max-connections is {server.options.max_connections}"))
+            self._transport.close()
+            return
+        server.tally.connections += 1
+        self._session = Session(server, self)
+        server.connections[self._session] = self
+
+    def data_received(self, data: bytes) -> None:
+        session = self._session
+        if session is None:
+            return
+        self._server.tally.bytes_in += len(data)
+        lines = self._lines.feed(data)
+        if lines:
+            session.receive(lines)
+
+    def eof_received(self) -> bool:
+        if self._session is None:
+            return False
+        self._session.end_of_input()
+        return not self._closing and self._server.options.tls_cert is None  # TLS knows no half-closed connection
+
+    def pause_writing(self) -> None:
+        if self._session is not None:
+            self._session.congest(True)
+
+    def resume_writing(self) -> None:
+        if self._session is not None:
+            self._session.congest(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        session = self._session
+        if session is not None:
+            self._server.connections.pop(session, None)
+            session.lost()
+
+    # -- what the session asks ---------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        self._server.tally.bytes_out += len(data)
+        self._transport.write(data)
+
+    def pace(self) -> None:
+        """Read no faster than the commands are carried out."""
+        session = self._session
+        if session is None or self._closing or self._transport.is_closing():
+            return
+        if session.congested and self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+        elif not session.congested and not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def unsent(self) -> int | None:
+        return None if self._transport.is_closing() else self._transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._transport.abort()
+
+    def set_line_limit(self, limit: int) -> None:
+        self._lines.limit = limit
+
+
+def raise_file_limit() -> None:
+    """Each connection is an open file: allow as many as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as exc:  # macOS names no limit and allows less
+            log.debug("the limit of open files stays at %d: %s", soft, exc)
+
+
+def _tls_context(options: ServeOptions) -> ssl.SSLContext | None:
+    if options.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(f"the TLS certificate {options.tls_cert} and its key cannot be used: {exc}") from exc
+    return context

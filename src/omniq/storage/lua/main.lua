@@ -1,0 +1,121 @@
+--[[
+One call: transactions in order, each all or nothing; then everything that they changed is written.
+]]
+
+function alone.reserve(op)
+  return machine.reserve(op)
+end
+
+function alone.beat(op)
+  if op.gone then
+    run('HDEL', STORE .. 'workers', op.worker)
+  else
+    run('HSET', STORE .. 'workers', op.worker, NOW .. ' ' .. op.info)
+  end
+  return {}
+end
+
+-- The parts that most calls do without define their functions when they are asked for: in Lua that takes time.
+local loaded = {}
+local function need(part)
+  if not loaded[part] then
+    loaded[part] = true
+    LOAD[part]()
+  end
+end
+
+local ALONE = {reserve = true, beat = true, openfanin = 'fan_in', countfanin = 'fan_in'}
+local UPKEEP = {promote = true, limit = true, sweep = true, purge = true, forget = true, check = true}
+
+function machine.transaction(ops)
+  local first = ops[1]
+  if runs[first.kind] then return runs[first.kind](first) end
+  if UPKEEP[first.kind] then
+    need('operations')
+    need('upkeep')
+    return {upkeep[first.kind](first)}
+  end
+  if ALONE[first.kind] then
+    if ALONE[first.kind] == 'fan_in' then need('fan_in') end
+    local answer, refused = alone[first.kind](first)
+    if refused then return {refused, 1} end
+    return {answer}
+  end
+  need('operations')
+  local found, bodies = {}, {}
+  for i, op in ipairs(ops) do
+    local known = check[op.kind](op)
+    if known and known.refused then
+      if not (request.again and known.refused == 'NotActive') then return {known.refused, i} end
+      known = {outcome = {'before'}} -- it was carried out, and its answer got lost
+    end
+    if op.kind == 'enqueue' and op.key then
+      local place = op.queue .. '\0' .. op.key
+      bodies[place] = bodies[place] or op.fingerprint
+      if bodies[place] ~= op.fingerprint then return {'IdempotencyConflict', i} end
+    end
+    found[i] = known or false
+  end
+  local answers = {}
+  for i, op in ipairs(ops) do
+    local known = found[i]
+    if known and known.outcome then
+      answers[i] = known.outcome
+    else
+      if known and not known.gone then store.adopt(known) end
+      answers[i] = write[op.kind](op, known or nil)
+    end
+  end
+  return answers
+end
+
+local function write_stats(q)
+  local stats, base = q.base .. 'stats', q.base
+  local ungrouped = run('LLEN', base .. 'wait')
+  local grouped = math.max(number(run('HGET', stats, 'group_waiting')) + q.grouped, 0)
+  local moment = NOW
+  local values = {
+    'waiting', ungrouped, 'group_waiting', grouped, 'waiting_total', ungrouped + grouped,
+    'active', run('ZCARD', base .. 'active'), 'delayed', run('ZCARD', base .. 'delayed'),
+    'failed', run('LLEN', base .. 'failed'), 'completed_kept', run('LLEN', base .. 'completed'),
+    'groups_ready', run('ZCARD', base .. 'groups:ready'), 'last_activity_ms', moment,
+  }
+  for field, happened in pairs({last_enqueue_ms = q.enqueued, last_reserve_ms = q.reserved, last_finish_ms = q.finished}) do
+    if happened then
+      values[#values + 1] = field
+      values[#values + 1] = moment
+    end
+  end
+  local is_new = run('HSET', stats, unpack(values)) > 8
+  if is_new and not request.cluster then run('SADD', STORE .. 'queues', q.name) end
+end
+
+local function write_queue(q)
+  local names = {}
+  for gid in pairs(q.lanes) do
+    names[#names + 1] = '0'
+    names[#names + 1] = gid
+  end
+  if #names > 0 then in_parts('ZADD', q.o .. 'lanes', names) end
+  if q.changed then write_stats(q) end
+  log.write(q)
+  if q.changed_meta then
+    run('HSET', q.o .. 'meta', 'seq', digits(q.seq), 'events', digits(q.last_event), 'turn', string.format('%.17g', q.turn))
+  end
+end
+
+-- A hint for those who wait: the queues that may have work now, and the tasks that ended.
+local function tell()
+  local names = {}
+  for name in pairs(ready_queues) do names[#names + 1] = name end
+  if #names == 0 and #ended_tasks == 0 then return names end
+  local many = #ended_tasks > 1000
+  run('PUBLISH', STORE .. 'wake', cmsgpack.pack({names, many and {} or ended_tasks, many}))
+  return names
+end
+
+local answers = {}
+for i, ops in ipairs(request.transactions) do answers[i] = machine.transaction(ops) end
+store.flush()
+for _, q in pairs(queues) do write_queue(q) end
+return {answers, tell(), ended_tasks, now}

@@ -1,0 +1,392 @@
+--[[
+Tasks as tables, read once per call and written once.
+
+Nothing is written while a transaction is checked. Changes gather here: fields of hashes, members of sorted sets, tails of
+lanes; `store.flush` writes them with few, variadic commands. It runs at the end, and before anything that reads those keys.
+]]
+
+local store, lanes, log, machine = {}, {}, {}, {}
+local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of operation
+local cache, touched = {}, {}
+
+-- The fields of a task, as the answer to `Reserve` gives them. Most operations need only the first of them; the next ones are
+-- read when they are asked for. `o` holds what never changes of a task of ours, see `store.origin`.
+local FIELDS = {
+  'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'lock_until_ms', 'lease_token', 'last_started_ms', 'o',
+  'worker', 'cancel', 'ended_by', 'deps', 'first_started_ms',
+  'eta_us', 'interval_us', 'dead_queue', 'left', 'edges', 'idempotency_key',
+  'id', 'payload', 'max_attempts', 'backoff_ms', 'updated_ms', 'completed_ms', 'failed_ms', 'last_error', 'last_error_ms',
+  'headers', 'blocked_by', 'error', 'progress', 'finished_ms', 'foreign',
+}
+local HOT, KNOWN = 15, 21
+-- What a plain task has of them before its first lease. `more` marks a task that has others too. The answer has the end of the
+-- lease in the place of the state.
+local PLAIN = {
+  'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'more', 'first_started_ms', 'o', 'id', 'payload', 'max_attempts',
+}
+local COLD = {eta_us = true, interval_us = true, dead_queue = true, left = true, edges = true, idempotency_key = true}
+-- The sorted sets that a task is in, by state.
+local MEMBER = {
+  wait = {'idx:wait'},
+  delayed = {'delayed', 'idx:delayed'},
+  active = {'active', 'idx:active'},
+  completed = {'o:done', 'idx:completed'},
+  failed = {'idx:failed'},
+  blocked = {'o:blocked'},
+  cancelled = {'o:cancelled'},
+}
+local CODE = {blocked = 1, delayed = 2, wait = 3, active = 4, completed = 5, failed = 6, cancelled = 7}
+local FINAL = {completed = true, failed = true, cancelled = true}
+local WAITING = {blocked = true, delayed = true, wait = true}
+
+local function slot(q, id) return q.name .. '\0' .. id end
+
+local function touch(t)
+  if not t.touched then
+    t.touched = true
+    touched[#touched + 1] = t
+  end
+end
+
+local function set(t, field, value)
+  local changes = t.changes
+  local n = #changes
+  changes[n + 1], changes[n + 2] = field, value
+  if not t.touched then touch(t) end
+end
+
+local function clear(t, field)
+  t[field] = nil
+  set(t, field, '')
+end
+
+-- "created_ms seq ttl_ms name_bytes fingerprint_bytes ", the name, the fingerprint, further options as JSON. The first number
+-- says whose task it is: another client that publishes the id again writes another `created_ms` beside it.
+function store.origin(created_ms, seq, ttl_ms, name, fingerprint, options)
+  return created_ms .. ' ' .. seq .. ' ' .. (ttl_ms and TEXT[ttl_ms] or '-') .. ' ' .. TEXT[#name] .. ' ' .. TEXT[#fingerprint]
+    .. ' ' .. name .. fingerprint .. options
+end
+
+-- created_ms, seq, ttl_ms or nil, name, fingerprint
+function store.read_origin(o)
+  local own, seq, ttl, n, f, at = string.match(o, '^(%d+) (%d+) (%S+) (%d+) (%d+) ()')
+  n, f = at + n, at + n + f
+  return own, seq, ttl ~= '-' and tonumber(ttl) or nil, string.sub(o, at, n - 1), string.sub(o, n, f - 1)
+end
+
+local function warm(t, v, from)
+  t.warm = true
+  if t.foreign then
+    t.left = 0
+    return
+  end
+  t.eta_us, t.interval_us, t.dead_queue, t.left = text(v[from + 1]), text(v[from + 2]), text(v[from + 3]), number(v[from + 4])
+  t.edges, t.idempotency_key = text(v[from + 5]), text(v[from + 6])
+end
+
+local Task = {
+  __index = function(t, field)
+    if COLD[field] and not rawget(t, 'warm') then
+      warm(t, run('HMGET', t.key, unpack(FIELDS, HOT + 1, KNOWN)), 0)
+      return rawget(t, field)
+    end
+    return nil
+  end,
+}
+
+-- A task from the values of its first fields.
+function store.shape(q, id, key, v)
+  local t = {
+    q = q, id = id, key = key, changes = {}, state = v[1], stored = v[1], attempt = number(v[2]), timeout_ms = number(v[3]),
+    gid = text(v[4]), created_ms = number(v[5]), due_ms = number(v[6]), lock_until_ms = number(v[7]),
+    lease_token = text(v[8]), last_started_ms = text(v[9]), deps = v[14] == '1', first_started_ms = text(v[15]),
+    touched = false, moved = false, cancel = false, foreign = true, seq = 0, fingerprint = '',
+  }
+  if t.due_ms == 0 then t.due_ms = t.created_ms end
+  if v[10] then
+    local own, seq, ttl_ms, name, fingerprint = store.read_origin(v[10])
+    if own == v[5] then
+      t.foreign, t.seq, t.ttl_ms, t.name, t.fingerprint = false, number(seq), ttl_ms, name, fingerprint
+      t.worker, t.cancel, t.ended_by = text(v[11]), v[12] == '1', text(v[13])
+    else
+      t.was_ours = true
+    end
+  end
+  if #v > HOT then warm(t, v, HOT) end
+  cache[slot(q, id)] = t
+  return setmetatable(t, Task)
+end
+
+-- The task of this id in this queue, or nil. Looks, and writes nothing.
+function store.load(q, id)
+  local t = cache[slot(q, id)]
+  if t ~= nil then
+    if t and t.gone then return nil end
+    return t or nil
+  end
+  local key = job_key(q, id)
+  local v = run('HMGET', key, unpack(FIELDS, 1, HOT))
+  if not v[1] then
+    key = end_key(q, id)
+    v = run('HMGET', key, unpack(FIELDS, 1, HOT))
+  end
+  if not v[1] then
+    cache[slot(q, id)] = false
+    return nil
+  end
+  return store.shape(q, id, key, v)
+end
+
+local known
+
+-- Every queue that was ever heard of. On a cluster other queues are on other nodes, and ids are unique per queue only.
+local function all_queues()
+  if not known then
+    known = {}
+    if not request.cluster then
+      for _, name in ipairs(run('SMEMBERS', STORE .. 'queues')) do known[name] = true end
+    end
+  end
+  return known
+end
+
+-- The task of this id, in this queue or in the one that it moved to, or anywhere if the store has only one node.
+function store.find(q, id)
+  local t = cache[slot(q, id)]
+  if t == nil and run('EXISTS', job_key(q, id), end_key(q, id)) > 0 then t = store.load(q, id) end
+  if t and not t.gone then return t end
+  if request.cluster then return nil end
+  for name in pairs(queues) do
+    local cached = cache[name .. '\0' .. id]
+    if cached and not cached.gone then return cached end
+  end
+  local names, keys = {}, {}
+  for name in pairs(all_queues()) do
+    if name ~= q.name then
+      names[#names + 1] = name
+      keys[#keys + 1] = '{' .. name .. '}:job:' .. id
+      keys[#keys + 1] = '{' .. name .. '}:o:end:' .. id
+    end
+  end
+  for i = 1, #keys, PART do
+    if run('EXISTS', unpack(keys, i, math.min(i + PART - 1, #keys))) > 0 then
+      for _, name in ipairs(names) do
+        t = store.load(queue(name), id)
+        if t then return t end
+      end
+    end
+  end
+  return nil
+end
+
+-- A task that another client published, or published again under our feet: from now on it is in our books too.
+function store.adopt(t)
+  if not t.foreign then return end
+  t.foreign = false
+  local q = t.q
+  local payload = run('HGET', t.key, 'payload') or ''
+  local parsed, body = pcall(cjson.decode, payload)
+  local name = parsed and type(body) == 'table' and body.func
+  t.name = type(name) == 'string' and name ~= '' and #name <= 1024 and name or '*'
+  t.seq = next_seq(q)
+  if t.was_ours then
+    for _, field in ipairs({
+      'worker', 'cancel', 'ended_by', 'eta_us', 'interval_us', 'dead_queue', 'left', 'edges', 'idempotency_key', 'headers',
+      'blocked_by', 'error', 'progress', 'finished_ms', 'more',
+    }) do set(t, field, '') end
+    run('DEL', end_key(q, t.id), q.o .. 'res:' .. t.id)
+    for _, name in ipairs({'done', 'cancelled', 'results'}) do run('ZREM', q.o .. name, t.id) end
+  end
+  local created = digits(t.created_ms)
+  set(t, 'o', store.origin(created, digits(t.seq), nil, t.name, '', '{}'))
+  set(t, 'created_ms', created)
+  set(t, 'foreign', '1')
+  run('ZADD', q.o .. 'tasks', digits(t.seq), t.id)
+  if t.gid then q.lanes[t.gid] = true end
+  log.note(t, 'enqueued', '{"foreign":true,"payload_bytes":' .. #payload .. '}', 'wait')
+end
+
+-- A task is gone once everything is written; what it was in is left behind at once.
+function store.drop(t, with_key)
+  local q = t.q
+  if t.state == 'blocked' then machine.forget_blockers(t) end
+  if t.state == 'completed' or t.state == 'failed' then
+    store.flush()
+    run('LREM', q.base .. t.state, 1, t.id)
+  end
+  lanes.leave(t)
+  if t.gid then lanes.look(lanes.group(q, t.gid)) end
+  store.delete_result(t)
+  if with_key and t.idempotency_key then
+    local key = store.key(q, t.idempotency_key)
+    if key and key.id == t.id then store.delete_key(q, t.idempotency_key) end
+  end
+  t.gone = true
+  touch(t)
+end
+
+-- The ends of these tasks' leases. A hash may say that its task runs when others have ended the lease.
+function store.leased(q, ids)
+  if q.add.active then store.flush() end -- what this call has leased before
+  local found = {}
+  for i = 1, #ids, PART do
+    for _, score in ipairs(run('ZMSCORE', q.base .. 'active', unpack(ids, i, math.min(i + PART - 1, #ids)))) do
+      found[#found + 1] = score
+    end
+  end
+  return found
+end
+
+-- -- results and keys ----------------------------------------------------------------------------
+
+-- `stays`: the result lives as long as its dead letter.
+function store.save_result(t, code, result, stays, ttl_ms)
+  local q, key = t.q, t.q.o .. 'res:' .. t.id
+  local failure = result.error or ''
+  local data, name = result.data, t.name
+  local value = table.concat({
+    TEXT[code], NOW, TEXT[t.attempt], t.last_started_ms or '-', digits(t.created_ms), TEXT[#name], TEXT[#failure],
+    data and '1' or '0', result.encoding or 'json',
+  }, ' ') .. '\n' .. name .. failure .. (data or '')
+  if stays then
+    run('SET', key, value)
+    run('ZREM', q.o .. 'results', t.id)
+  else
+    run('SET', key, value, 'PX', digits(ttl_ms + GRACE_MS))
+    t.expires_ms = now + ttl_ms
+    if not result.ends then run('ZADD', q.o .. 'results', digits(t.expires_ms), t.id) end
+  end
+end
+
+function store.delete_result(t)
+  run('DEL', t.q.o .. 'res:' .. t.id)
+  run('ZREM', t.q.o .. 'results', t.id)
+end
+
+function store.key(q, key)
+  local found = run('GET', q.o .. 'key:' .. key)
+  if not found then return nil end
+  local id, fingerprint, expires_ms = unpack(cmsgpack.unpack(found))
+  return {id = id, fingerprint = fingerprint, expires_ms = expires_ms}
+end
+
+function store.save_key(q, key, id, fingerprint, expires_ms)
+  run('SET', q.o .. 'key:' .. key, cmsgpack.pack({id, fingerprint, expires_ms}))
+  run('ZADD', q.o .. 'keys', digits(expires_ms), key)
+end
+
+function store.delete_key(q, key)
+  run('DEL', q.o .. 'key:' .. key)
+  run('ZREM', q.o .. 'keys', key)
+end
+
+-- -- writing ---------------------------------------------------------------------------------------
+
+local function score_of(t, name)
+  if name == 'delayed' then return digits(t.due_ms) end
+  if name == 'active' then return digits(t.lock_until_ms) end
+  if name == 'o:done' or name == 'o:cancelled' then return digits(t.expires_ms or now) end
+  if name == 'o:blocked' then return digits(t.seq) end
+  return NOW
+end
+
+local function add(q, name, score, id)
+  local list = q.add[name]
+  if not list then
+    list = {}
+    q.add[name] = list
+  end
+  local n = #list
+  list[n + 1], list[n + 2] = score, id
+end
+
+local function remove(q, name, id)
+  local list = q.remove[name]
+  if not list then
+    list = {}
+    q.remove[name] = list
+  end
+  list[#list + 1] = id
+end
+
+local function write_hash(t)
+  local changes = t.changes
+  if #changes > 0 then
+    run('HSET', t.key, unpack(changes))
+    t.changes = {}
+  end
+  if t.state == 'cancelled' and t.stored ~= 'cancelled' then
+    run('RENAME', t.key, end_key(t.q, t.id))
+    t.key = end_key(t.q, t.id)
+  end
+end
+
+-- The contract lists 100 completed jobs and deletes what drops out. One of ours only leaves the list: its hash stays as long as
+-- its result. One that was published anew meanwhile is not touched either.
+local function write_completed(q)
+  in_parts('LPUSH', q.base .. 'completed', q.completed)
+  q.completed = {}
+  local extra = run('LLEN', q.base .. 'completed') - COMPLETED_KEEP
+  if extra <= 0 then return end
+  local out = run('RPOP', q.base .. 'completed', extra)
+  for i = 1, #out, PART do
+    local last = math.min(i + PART - 1, #out)
+    local ours = run('ZMSCORE', q.o .. 'done', unpack(out, i, last))
+    for k = i, last do
+      local id = out[k]
+      remove(q, 'idx:completed', id)
+      if not ours[k - i + 1] and run('HGET', job_key(q, id), 'state') == 'completed' then
+        run('DEL', job_key(q, id))
+      end
+    end
+  end
+end
+
+local function write_sets(q)
+  local done = 'idx:completed' -- grows before it shrinks: more than 128 members, and it stops being a list that is searched
+  if q.add[done] then in_parts('ZADD', q.base .. done, q.add[done]) end
+  q.add[done] = nil
+  for name, members in pairs(q.remove) do in_parts('ZREM', q.base .. name, members) end
+  for name, members in pairs(q.add) do in_parts('ZADD', q.base .. name, members) end
+  q.add, q.remove = {}, {}
+end
+
+function store.flush()
+  lanes.push_all()
+  local list = touched
+  touched = {}
+  for _, t in ipairs(list) do
+    t.touched = false
+    t.q.changed = true
+    if t.gone then
+      run('DEL', job_key(t.q, t.id), end_key(t.q, t.id))
+      remove(t.q, 'o:tasks', t.id)
+    else
+      write_hash(t)
+    end
+  end
+  for _, t in ipairs(list) do
+    local q, state, stored = t.q, not t.gone and t.state or nil, t.stored
+    if stored and stored ~= state and MEMBER[stored] then
+      for _, name in ipairs(MEMBER[stored]) do remove(q, name, t.id) end
+    end
+    if state and (t.moved or stored ~= state) and MEMBER[state] then
+      for _, name in ipairs(MEMBER[state]) do
+        add(q, name, score_of(t, name), t.id)
+      end
+    end
+    if state and not stored then add(q, 'o:tasks', digits(t.seq), t.id) end
+    t.stored, t.moved = state, false
+  end
+  for _, q in pairs(queues) do
+    if next(q.add) or next(q.remove) then write_sets(q) end
+    if #q.failed > 0 then
+      in_parts('LPUSH', q.base .. 'failed', q.failed)
+      q.failed = {}
+    end
+    if #q.completed > 0 then
+      write_completed(q)
+      write_sets(q)
+    end
+  end
+end

@@ -1,0 +1,383 @@
+--[[
+What is done beside the operations: limits, sweeping, purging, checking. Each works on one queue.
+
+Other clients free no dependents, write no events and know no dead queues. `sweep` follows what they did: it takes their jobs
+into our books and carries on where they ended one of our tasks.
+]]
+
+local SLACK_MS = 2000 -- clocks of other clients stamp the indexes
+local FOLLOW_LIMIT = 200 -- entries of an index that one sweep looks at
+
+function upkeep.promote(op)
+  return machine.promote(queue(op.queue), op.limit)
+end
+
+function upkeep.limit(op)
+  local q = queue(op.queue)
+  lanes.mark_grouped(q, op.group)
+  lanes.set_limit(lanes.group(q, op.group), op.limit)
+  return 0
+end
+
+-- -- sweep -------------------------------------------------------------------------------------------
+
+local function go_on(q, limit)
+  local moved = 0
+  local deferred = run('HGETALL', q.o .. 'deferred')
+  for i = 1, #deferred, 2 do
+    if moved >= limit then break end
+    run('HDEL', q.o .. 'deferred', deferred[i])
+    if deferred[i + 1] == '1' then
+      moved = moved + machine.cascade({{q = q, id = deferred[i]}})
+    else
+      moved = moved + machine.free(q, deferred[i])
+    end
+  end
+  return moved
+end
+
+local function settle_completed(t)
+  local q = t.q
+  store.adopt(t)
+  store.flush()
+  t.expires_ms = now + (t.ttl_ms or DEFAULT_TTL_MS)
+  set(t, 'finished_ms', NOW)
+  store.save_result(t, CODE.completed, {ends = true}, false, t.expires_ms - now)
+  log.note(t, 'succeeded', '{"foreign":true}')
+  run('ZADD', q.o .. 'done', digits(t.expires_ms), t.id)
+  ended_tasks[#ended_tasks + 1] = t.id
+  if t.deps then machine.free(q, t.id) end
+end
+
+local function settle_failed(t)
+  local q, to = t.q, t.dead_queue
+  store.adopt(t)
+  local words = text(run('HGET', t.key, 'last_error'))
+  local failure
+  if words then
+    local kind, message = string.match(words, '^([%w_.]+): (.+)$')
+    failure = '{"type":' .. cjson.encode(kind or '') .. ',"message":' .. cjson.encode(message or words) .. ',"traceback":""}'
+  end
+  set(t, 'finished_ms', NOW)
+  set(t, 'error', failure or '')
+  local ttl_ms = t.ttl_ms or DEFAULT_TTL_MS
+  if not to or ttl_ms > 0 then store.save_result(t, CODE.failed, {error = failure, ends = not to}, not to, ttl_ms) end
+  local data = failure and log.with(nil, 'error', log.brief(failure)) or nil
+  log.note(t, 'failed', log.with(to and log.with(data, 'to_queue', cjson.encode(to)) or data, 'foreign', 'true'))
+  ended_tasks[#ended_tasks + 1] = t.id
+  if to then
+    store.flush()
+    run('LREM', q.base .. 'failed', 1, t.id)
+    lanes.move(t, 'moving')
+    machine.move_to_dead_queue(t, to)
+  end
+  if t.deps then machine.cascade({{q = q, id = t.id}}) end
+end
+
+-- Looks at what entered a state since the last sweep, and of that at what is not in our books.
+local function follow(q, state, books, limit, settle)
+  local field = 'swept:' .. state
+  local from = number(run('HGET', q.o .. 'meta', field))
+  local found = run('ZRANGEBYSCORE', q.base .. 'idx:' .. state, digits(from), '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
+  if #found == 0 then return 0 end
+  local ids, moved = {}, 0
+  for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
+  local known_ids = books and run('ZMSCORE', q.o .. books, unpack(ids)) or {}
+  for i, id in ipairs(ids) do
+    local t = not known_ids[i] and store.load(q, id)
+    if t and t.state == state then moved = moved + settle(t) end
+  end
+  local upto = now - SLACK_MS
+  if #ids == limit then upto = math.max(tonumber(found[#found]), from + 1) end
+  if upto > from then run('HSET', q.o .. 'meta', field, digits(upto)) end
+  return moved
+end
+
+local function adopt(t)
+  store.adopt(t)
+  return 0
+end
+
+local function follow_others(q, limit)
+  for _, state in ipairs({'wait', 'delayed', 'active'}) do follow(q, state, 'tasks', limit, adopt) end
+  local moved = follow(q, 'completed', 'done', limit, function(t)
+    settle_completed(t)
+    return 1
+  end)
+  return moved + follow(q, 'failed', nil, limit, function(t)
+    if run('EXISTS', t.q.o .. 'res:' .. t.id) == 1 then return 0 end
+    settle_failed(t)
+    return 1
+  end)
+end
+
+-- A blocker that others ended, or that is gone, has told nobody.
+local function ask_blockers(q, limit)
+  local from, moved = number(run('HGET', q.o .. 'meta', 'asked')), 0
+  local ids = run('ZRANGE', q.o .. 'blocked', from, from + limit - 1)
+  for _, id in ipairs(ids) do
+    local t = store.load(q, id)
+    if not t then
+      run('ZREM', q.o .. 'blocked', id)
+    elseif t.state == 'blocked' and t.edges then
+      for _, edge in ipairs(cjson.decode(t.edges)) do
+        local home = queue(edge[2])
+        local blocker = store.find(home, edge[1])
+        local bound = run('ZSCORE', home.o .. 'deps:' .. edge[1], t.q.name .. ' ' .. t.id)
+        if t.state == 'blocked' and bound then
+          if not blocker or blocker.state == 'completed' then
+            machine.let_go(home, edge[1], t)
+            moved = moved + 1
+          elseif FINAL[blocker.state] then
+            machine.forget_blockers(t)
+            machine.fail_behind(t, edge[1])
+            if t.deps then machine.cascade({{q = q, id = t.id}}) end
+            moved = moved + 1
+          end
+        end
+      end
+    end
+  end
+  run('HSET', q.o .. 'meta', 'asked', #ids == limit and from + limit or 0)
+  return moved
+end
+
+-- Slots of groups, counted from the leases.
+local function recount(q)
+  local running = {}
+  for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
+    local gid = text(run('HGET', job_key(q, id), 'gid'))
+    if gid then running[gid] = (running[gid] or 0) + 1 end
+  end
+  for _, gid in ipairs(run('ZRANGE', q.o .. 'lanes', 0, -1)) do
+    local g = lanes.group(q, gid)
+    g.inflight = running[gid] or 0
+    lanes.look(g)
+  end
+end
+
+-- A lease without a task: its hash was evicted or deleted, and its group would keep the slot for ever.
+local function bury_ghosts(q)
+  local ghosts = 0
+  for _, id in ipairs(run('ZRANGEBYSCORE', q.base .. 'active', '-inf', NOW, 'LIMIT', 0, 100)) do
+    if not store.load(q, id) then
+      run('ZREM', q.base .. 'active', id)
+      run('ZREM', q.base .. 'idx:active', id)
+      run('ZREM', q.o .. 'tasks', id)
+      ghosts = ghosts + 1
+    end
+  end
+  if ghosts > 0 then
+    recount(q)
+    q.changed = true
+  end
+  return ghosts
+end
+
+function upkeep.sweep(op)
+  local q = queue(op.queue)
+  local moved = go_on(q, op.limit)
+  if moved >= op.limit then return moved end
+  moved = moved + follow_others(q, math.min(op.limit, FOLLOW_LIMIT))
+  store.flush()
+  if run('EXISTS', q.o .. 'blocked') == 1 then moved = moved + ask_blockers(q, 200) end
+  return moved + bury_ghosts(q)
+end
+
+-- -- purge -------------------------------------------------------------------------------------------
+
+local function purge_ended(q, name, upto, limit)
+  local ids = run('ZRANGEBYSCORE', q.o .. name, '-inf', upto, 'LIMIT', 0, limit)
+  for _, id in ipairs(ids) do
+    local t = store.load(q, id)
+    run('DEL', q.o .. 'res:' .. id)
+    run('ZREM', q.o .. name, id)
+    if t and FINAL[t.state] then
+      store.drop(t)
+    elseif not t then
+      run('ZREM', q.o .. 'tasks', id)
+    end
+  end
+  return #ids
+end
+
+local function purge_dead(q, upto, limit)
+  local ids = run('ZRANGEBYSCORE', q.base .. 'idx:failed', '-inf', upto, 'LIMIT', 0, limit)
+  for _, id in ipairs(ids) do
+    local t = store.load(q, id)
+    run('LREM', q.base .. 'failed', -1, id)
+    if t and t.state == 'failed' then
+      store.drop(t)
+    else
+      run('ZREM', q.base .. 'idx:failed', id)
+    end
+  end
+  return #ids
+end
+
+local function purge_keys(q, limit)
+  local gone = 0
+  for _, key in ipairs(run('ZRANGEBYSCORE', q.o .. 'keys', '-inf', NOW, 'LIMIT', 0, limit)) do
+    local found = store.key(q, key)
+    local t = found and store.find(q, found.id)
+    if not t or FINAL[t.state] then
+      store.delete_key(q, key)
+      gone = gone + 1
+    else
+      run('ZADD', q.o .. 'keys', digits(now + 3600000), key) -- its task lives on; look again later
+    end
+  end
+  return gone
+end
+
+local function purge_events(q, op)
+  local stream = q.o .. 'events'
+  local found = run('HMGET', q.o .. 'meta', 'events', 'first')
+  local last, first = number(found[1]), math.max(number(found[2]), 1)
+  local edge = first - 1 -- the last number that goes
+  if op.events_max then edge = math.max(edge, last - op.events_max) end
+  local entries = run('XRANGE', stream, '-', '+', 'COUNT', op.limit)
+  for _, entry in ipairs(entries) do
+    local upto = tonumber(string.match(entry[1], '^%d+'))
+    if op.events_before and cmsgpack.unpack(entry[2][2])[1] <= op.events_before then edge = math.max(edge, upto) end
+  end
+  edge = math.min(edge, first - 1 + op.limit)
+  if edge < first then return 0 end
+  for _, entry in ipairs(entries) do
+    if tonumber(string.match(entry[1], '^%d+')) <= edge then run('XDEL', stream, entry[1]) end
+  end
+  run('HSET', q.o .. 'meta', 'first', digits(edge + 1))
+  return edge + 1 - first
+end
+
+-- Names of groups that hold nothing and have no limit of their own.
+local function purge_lanes(q, limit)
+  local gone = 0
+  local cursor = run('HGET', q.o .. 'meta', 'lanes') or '-'
+  local names = run('ZRANGEBYLEX', q.o .. 'lanes', cursor, '+', 'LIMIT', 0, limit)
+  for _, gid in ipairs(names) do
+    local base = q.base .. 'g:' .. gid
+    if run('EXISTS', base .. ':wait', base .. ':inflight', base .. ':limit') == 0 then
+      gone = gone + run('ZREM', q.o .. 'lanes', gid)
+    end
+  end
+  run('HSET', q.o .. 'meta', 'lanes', #names == limit and '(' .. names[#names] or '-')
+  return gone
+end
+
+function upkeep.purge(op)
+  local q = queue(op.queue)
+  local upto = NOW
+  local gone = 0
+  for _, name in ipairs({'done', 'cancelled', 'results'}) do gone = gone + purge_ended(q, name, upto, op.limit) end
+  if op.dead_before then gone = gone + purge_dead(q, digits(op.dead_before), op.limit) end
+  store.flush()
+  return gone + purge_keys(q, op.limit) + purge_events(q, op) + purge_lanes(q, op.limit)
+end
+
+-- Results that were stored before a moment, from the ids that the caller read.
+function upkeep.forget(op)
+  local q, gone = queue(op.queue), 0
+  for _, id in ipairs(op.ids) do
+    local found = run('GET', q.o .. 'res:' .. id)
+    if found and tonumber(string.match(found, '^%d+ (%d+)')) < op.before then
+      local t = store.load(q, id)
+      run('DEL', q.o .. 'res:' .. id)
+      run('ZREM', q.o .. 'results', id)
+      if t and FINAL[t.state] then store.drop(t) end
+      gone = gone + 1
+    end
+  end
+  return gone
+end
+
+-- -- check -------------------------------------------------------------------------------------------
+
+local function as_set(list)
+  local found = {}
+  for _, value in ipairs(list) do found[value] = true end
+  return found
+end
+
+-- Compares an index with what it should hold: complaints, and with `repair` the index is set right.
+local function compare(key, true_ids, complaints, repair)
+  local there = as_set(run('ZRANGE', key, 0, -1))
+  for id in pairs(true_ids) do
+    if not there[id] then
+      complaints[#complaints + 1] = key .. ' lacks ' .. id
+      if repair then run('ZADD', key, NOW, id) end
+    end
+  end
+  for id in pairs(there) do
+    if not true_ids[id] then
+      complaints[#complaints + 1] = key .. ' still has ' .. id
+      if repair then run('ZREM', key, id) end
+    end
+  end
+end
+
+local function check_lane(q, gid, key, waiting, complaints, repair)
+  for _, id in ipairs(run('LRANGE', key, 0, -1)) do
+    local found = run('HMGET', job_key(q, id), 'state', 'gid')
+    if found[1] == 'wait' and text(found[2]) == gid and not waiting[id] then
+      waiting[id] = true
+    else
+      complaints[#complaints + 1] = key .. ' has a stray entry ' .. id
+      if repair then run('LREM', key, -1, id) end
+    end
+  end
+end
+
+function upkeep.check(op)
+  local q, complaints, repair = queue(op.queue), {}, op.repair
+  local waiting, running, counts = {}, {}, {}
+  local names = as_set(run('ZRANGE', q.o .. 'lanes', 0, -1))
+  for _, gid in ipairs(run('ZRANGE', q.base .. 'groups:ready', 0, -1)) do names[gid] = true end
+  check_lane(q, nil, q.base .. 'wait', waiting, complaints, repair)
+  for gid in pairs(names) do check_lane(q, gid, q.base .. 'g:' .. gid .. ':wait', waiting, complaints, repair) end
+  for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
+    local found = run('HMGET', job_key(q, id), 'state', 'gid')
+    if found[1] ~= 'active' then
+      complaints[#complaints + 1] = 'the lease of ' .. id .. ' has no running task'
+      if repair then run('ZREM', q.base .. 'active', id) end
+    else
+      running[id] = true
+      local gid = text(found[2])
+      if gid then counts[gid], names[gid] = (counts[gid] or 0) + 1, true end
+    end
+  end
+  compare(q.base .. 'idx:wait', waiting, complaints, repair)
+  compare(q.base .. 'idx:active', running, complaints, repair)
+  compare(q.base .. 'idx:delayed', as_set(run('ZRANGE', q.base .. 'delayed', 0, -1)), complaints, repair)
+  compare(q.base .. 'idx:failed', as_set(run('LRANGE', q.base .. 'failed', 0, -1)), complaints, repair)
+  compare(q.base .. 'idx:completed', as_set(run('LRANGE', q.base .. 'completed', 0, -1)), complaints, repair)
+  local grouped, open = 0, 0
+  for gid in pairs(names) do
+    local g = lanes.group(q, gid)
+    local right = counts[gid] or 0
+    grouped = grouped + g.ready
+    if g.inflight ~= right then
+      complaints[#complaints + 1] = 'group ' .. gid .. ' counts ' .. g.inflight .. ' running tasks and has ' .. right
+      g.inflight = right
+    end
+    local was = g.open
+    lanes.look(g)
+    if g.open then open = open + 1 end
+    if was ~= g.open then complaints[#complaints + 1] = 'group ' .. gid .. (was and ' only seems' or ' fails') .. ' to be ready' end
+    if repair then lanes.write(g) else groups[q.name .. '\0' .. gid] = nil end
+  end
+  local ungrouped = run('LLEN', q.base .. 'wait')
+  local right = {
+    waiting = ungrouped, group_waiting = grouped, waiting_total = ungrouped + grouped,
+    active = run('ZCARD', q.base .. 'active'), delayed = run('ZCARD', q.base .. 'delayed'),
+    failed = run('LLEN', q.base .. 'failed'), completed_kept = run('LLEN', q.base .. 'completed'), groups_ready = open,
+  }
+  for field, value in pairs(right) do
+    local counted = number(run('HGET', q.base .. 'stats', field))
+    if counted ~= value then
+      complaints[#complaints + 1] = 'stats counts ' .. counted .. ' ' .. field .. ' and there are ' .. value
+      if repair then run('HSET', q.base .. 'stats', field, value) end
+    end
+  end
+  return complaints
+end

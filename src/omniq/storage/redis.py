@@ -1,0 +1,577 @@
+"""Redis: one script call per `apply`, on keys that other clients of the contract share.
+
+The state machine is Lua (`lua/*.lua`, where the keys are listed) and runs inside the server, on the server's clock. Calls of
+one event loop that come while another is on its way travel together in the next one. What is only looked at is read with plain
+commands, in pipelines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew
+from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
+from omniq.operations import (
+    Capabilities,
+    Enqueue,
+    EventRow,
+    Filter,
+    GroupInfo,
+    Lease,
+    OnTask,
+    Page,
+    QueueCounts,
+    Reserve,
+    Retention,
+    Shard,
+    StoreInfo,
+    WorkerInfo,
+)
+from omniq.storage import redis_records as records
+from omniq.storage import redis_wire as wire
+from omniq.storage.base import BaseStorage, Result, Transaction
+from omniq.storage.liveness import WorkerLocks, host_locks
+from omniq.storage.redis_batches import Batches
+from omniq.storage.redis_find import find_tasks
+from omniq.storage.redis_plan import STORE, Plan
+from omniq.storage.redis_wake import Listener
+from omniq.storage.redis_wire import Command
+from omniq.storage.url import mask
+
+if TYPE_CHECKING:
+    from omniq.storage.redis_client import Client
+
+FORMAT = 1
+POLL_S = 0.5  # other clients ring no bell: how long a wait for work lasts at most
+
+QUEUES, WORKERS, IDS, INFO = (f"{{{STORE}}}:{name}" for name in ("queues", "workers", "ids", "info"))
+
+
+class RedisStorage(BaseStorage):
+    """A queue on a Redis or Valkey server, a cluster (`?cluster=1`), or the master that sentinels name (`?sentinel=name`).
+
+    Times are the server's, in milliseconds. Inside a lane the order is that of arrival. On a cluster a transaction, a blocker
+    and a dead queue stay within one slot, which is one queue; anything else is refused with `CrossQueue`.
+    """
+
+    capabilities = Capabilities(
+        durability="process",
+        store_clock=True,
+        resolution_us=1000,
+        push_wait=True,
+        kernel_liveness=True,
+        foreign_writers=True,
+        due_order=False,
+        local=False,
+    )
+
+    def __init__(self, url: str = "redis://localhost:6379/0", *, clock: Callable[[], int] = now_us, **options: Any) -> None:
+        super().__init__(clock=clock, **options)
+        try:
+            from omniq.storage.redis_client import Client, Target, slot_of
+        except ModuleNotFoundError as exc:
+            raise ConfigError(f"RedisStorage needs the package {exc.name!r}: pip install '.[redis]'") from exc
+        self._target, self._slot_of = Target(url), slot_of
+        self._client = Client(self._target)
+        self._listener = Listener(self._client, self.waiters)
+        self.waiters.on_waiting = self._listener.start
+        self._batches = Batches(self._script)
+        self._known: set[str] = set()
+        self._store_id = ""
+        self._closed = False
+        if self._target.cluster:
+            self.capabilities = msgspec.structs.replace(type(self).capabilities, cross_queue=False)
+
+    @property
+    def url(self) -> str:
+        return self._target.url
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        self._check_open()
+        if self._store_id:
+            return
+        _, _, store_id, version = await self._client.pipeline(
+            [
+                ("HSETNX", INFO, "store_id", new_id()),
+                ("HSETNX", INFO, "format", FORMAT),
+                ("HGET", INFO, "store_id"),
+                ("HGET", INFO, "format"),
+            ]
+        )
+        if int(version) > FORMAT:
+            raise StoreTooNew(f"{mask(self.url)} has format {int(version)}, this omniq knows {FORMAT}: upgrade omniq")
+        durability = await self._durability()
+        self.capabilities = msgspec.structs.replace(self.capabilities, durability=durability)
+        self._store_id = store_id.decode()
+
+    async def _durability(self) -> str:
+        """What the server's configuration promises; servers that do not tell are taken to survive a killed process."""
+        try:
+            found = await self._client.of_loop().config_get("append*")
+        except Exception as exc:
+            if isinstance(exc, DriverClosed):
+                raise
+            return "process"
+        told = {_text(k): _text(v) for k, v in found.items()}
+        if told.get("appendonly", "yes") != "yes":
+            return "none"
+        return "power" if told.get("appendfsync") == "always" else "process"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DriverClosed(f"the storage {mask(self.url)} was closed; make a new one")
+
+    async def _opened(self) -> Client:
+        if self._closed or not self._store_id:
+            await self.open()
+        return self._client
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self._batches.close()
+        await asyncio.to_thread(self._listener.stop)
+        await self._client.close()
+        self.waiters.notify_all()
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    async def _apply(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
+        await self._opened()
+        now = None if now_us is None else wire.ms_down(now_us)
+        if not self._target.cluster:
+            packed = wire.Packed(transactions)
+            await self._register(transactions)
+            return packed.read(await self._batches.send(self._key(transactions), packed.entries, now, repeat))
+        await self._register(transactions)
+        plan = Plan(transactions, self._slot_of)
+        for key, part in plan.steps():
+            part.take(await self._script(key, part.entries, now, repeat))
+        return plan.answers
+
+    def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
+        self._check_open()
+        now = None if now_us is None else wire.ms_down(now_us)
+        if not self._target.cluster:
+            packed = wire.Packed(transactions)
+            reply = self._client.script_blocking(self._key(transactions), self._call(packed.entries, now, repeat))
+            return packed.read(self._heard(reply))
+        plan = Plan(transactions, self._slot_of)
+        for key, part in plan.steps():
+            reply = self._client.script_blocking(key, self._call(part.entries, now, repeat))
+            part.take(self._heard(reply))
+        return plan.answers
+
+    @staticmethod
+    def _key(transactions: Sequence[Transaction]) -> str:
+        """One server serves every key, so any queue's will do."""
+        for transaction in transactions:
+            for op in transaction:
+                if isinstance(op, Enqueue | OnTask):
+                    return f"{{{op.queue}}}:meta"
+        return f"{{{STORE}}}:meta"
+
+    def _call(self, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> bytes:
+        call: dict[str, Any] = {"transactions": transactions, "events": self.events_on}
+        if now is not None:
+            call["now"] = now
+        if repeat:
+            call["again"] = True
+        if self._target.cluster:
+            call["cluster"] = True
+        return wire.encode_call(call)
+
+    async def _script(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
+        return self._heard(await self._client.script(key, self._call(transactions, now, repeat)))
+
+    def _heard(self, reply: list[Any]) -> list[Any]:
+        """The answers of a call; who waits in this process is told."""
+        answers, ready, ended, _ = reply
+        if ready or ended:
+            self.waiters.notify([name.decode() for name in ready], [id.decode() for id in ended])
+        return answers
+
+    async def _register(self, transactions: Sequence[Transaction]) -> None:
+        """Put queues on the store's list before their first use, also those that only other clients feed."""
+        names: set[str] = set()
+        for transaction in transactions:
+            for op in transaction:
+                if isinstance(op, Enqueue | OnTask):
+                    names.add(op.queue)
+                elif isinstance(op, Reserve):
+                    names.update(op.queues)
+        await self._list(names)
+
+    async def _list(self, names: Iterable[str]) -> None:
+        new = set(names) - self._known
+        if new:
+            await self._client.command("SADD", QUEUES, *new)
+            self._known |= new
+
+    async def _upkeep(self, queues: Iterable[str], now_us: int | None, kind: str, **fields: Any) -> list[Any]:
+        """One upkeep operation on each queue; their answers."""
+        await self._opened()
+        now = None if now_us is None else wire.ms_down(now_us)
+        calls = [[{"kind": kind, "queue": q, **fields}] for q in queues]
+        if not calls:
+            return []
+        if self._target.cluster:
+            replies: list[Any] = []
+            for call in calls:
+                replies += await self._script(f"{{{call[0]['queue']}}}:meta", [call], now, False)
+        else:
+            replies = await self._script(f"{{{STORE}}}:meta", calls, now, False)
+        return [answer[0] for answer in replies]
+
+    async def allocate_ids(self, n: int) -> int:
+        if n < 1:
+            raise Invalid(f"allocate_ids({n}): ask for at least one")
+        client = await self._opened()
+        return int(await client.command("INCRBY", IDS, n)) - n + 1
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    async def wait(
+        self,
+        queues: Iterable[str] = (),
+        tasks: Iterable[str] = (),
+        events: bool = False,
+        timeout: float | None = None,
+        *,
+        after: int | None = None,
+    ) -> None:
+        self._check_open()
+        await super().wait(queues, tasks, events, POLL_S if timeout is None else min(timeout, POLL_S), after=after)
+
+    # -- liveness, of workers of this host ---------------------------------------------------------
+
+    async def _worker_locks(self) -> WorkerLocks | None:
+        """Lock files for the workers of this host and user, apart from those of other stores."""
+        await self._opened()
+        return host_locks(self._store_id)
+
+    async def hold_worker(self, worker: str) -> None:
+        locks = await self._worker_locks()
+        if locks is not None:
+            locks.hold(worker)
+
+    async def release_worker(self, worker: str) -> None:
+        locks = await self._worker_locks() if not self._closed else None
+        if locks is not None:
+            locks.release(worker)
+
+    async def lost_workers(self) -> list[str]:
+        locks = await self._worker_locks()
+        gone = locks.lost() if locks is not None else []
+        if locks is None or not gone:
+            return []
+        holding = {lease.record.worker for lease in await self.expired(lost_workers=gone)}
+        for worker in gone:
+            if worker not in holding:
+                locks.forget(worker)
+        return [worker for worker in gone if worker in holding]
+
+    # -- upkeep ------------------------------------------------------------------------------------
+
+    async def _now_ms(self, now_us: int | None) -> int:
+        if now_us is not None:
+            return wire.ms_down(now_us)
+        client = await self._opened()
+        if self._target.cluster:
+            node = client.of_loop().get_default_node()
+            seconds, micros = await client.of_loop().time(target_nodes=node)
+        else:
+            seconds, micros = await client.of_loop().time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def expired(
+        self,
+        now_us: int | None = None,
+        limit: int = 1000,
+        queues: Sequence[str] | None = None,
+        lost_workers: Sequence[str] = (),
+    ) -> list[Lease]:
+        client = await self._opened()
+        names = await self._names() if queues is None else list(queues)
+        now = await self._now_ms(now_us)
+        upto = "+inf" if lost_workers else str(now)
+        ranges = [("ZRANGEBYSCORE", f"{{{q}}}:active", "-inf", upto, "LIMIT", 0, -1 if lost_workers else limit) for q in names]
+        found = await client.pipeline(ranges)
+        places = [(q, _text(id)) for q, ids in zip(names, found, strict=True) for id in ids]
+        running = await self._load(places, ended=False)
+        leases = [
+            Lease(record=t, lost="worker_lost" if t.worker in lost_workers else "expired")
+            for t in running
+            if t is not None
+            and t.state is State.RUNNING
+            and (t.worker in lost_workers or (t.lease_until_us or 0) <= now * 1000)
+        ]
+        leases.sort(key=lambda lease: (lease.record.lease_until_us, lease.record.seq))
+        return leases[:limit]
+
+    async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
+        return sum(await self._upkeep(await self._names(), now_us, "sweep", limit=limit))
+
+    async def promote(self, queue: str, limit: int = 1000, now_us: int | None = None) -> int:
+        return sum(await self._upkeep([queue], now_us, "promote", limit=limit))
+
+    async def purge(self, retention: Retention, now_us: int | None = None, limit: int = 1000) -> int:
+        now = await self._now_ms(now_us)
+        fields: dict[str, Any] = {"limit": limit}
+        if retention.dead_us is not None:
+            fields["dead_before"] = now - wire.ms_up(retention.dead_us)
+        if retention.events_us is not None:
+            fields["events_before"] = now - wire.ms_up(retention.events_us)
+        if retention.events_max is not None:
+            fields["events_max"] = retention.events_max
+        gone = sum(await self._upkeep(await self._names(), now_us, "purge", **fields))
+        edge = now * 1000 - retention.workers_us
+        silent = [w.worker for w in await self.workers() if w.seen_at_us <= edge]
+        if silent:
+            gone += await self._client.command("HDEL", WORKERS, *silent)
+        return gone
+
+    async def _purge_results(self, older_than_us: int) -> int:
+        client, gone = await self._opened(), 0
+        before = wire.ms_up(older_than_us)
+        for queue in await self._names():
+            ids: set[bytes] = set()
+            base = f"{{{queue}}}:"
+            for key in (f"{base}o:done", f"{base}o:cancelled", f"{base}o:results", f"{base}idx:failed"):
+                ids.update(await client.command("ZRANGE", key, 0, -1))
+            every = sorted(ids)
+            for start in range(0, len(every), 1000):
+                part = [_text(id) for id in every[start : start + 1000]]
+                gone += sum(await self._upkeep([queue], None, "forget", ids=part, before=before))
+        return gone
+
+    async def check(self, repair: bool = False) -> list[str]:
+        names = await self._names()
+        found = await self._upkeep(names, None, "check", repair=repair)
+        return [f"queue {q!r}: {_text(line)}" for q, lines in zip(names, found, strict=True) for line in lines]
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    async def _names(self) -> list[str]:
+        """Every queue that was ever heard of."""
+        client = await self._opened()
+        return sorted(_text(name) for name in await client.command("SMEMBERS", QUEUES))
+
+    async def _load(self, places: Sequence[tuple[str, str]], *, ended: bool = True) -> list[Record | None]:
+        """The tasks of these ids in these queues; of one whose hash another client trimmed, what its result tells."""
+        found = await self._client.pipeline([("HGETALL", f"{{{queue}}}:job:{id}") for queue, id in places])
+        tasks = [_record(queue, fields) for (queue, _), fields in zip(places, found, strict=True)]
+        missing = [n for n, record in enumerate(tasks) if record is None]
+        if not ended or not missing:
+            return tasks
+        commands: list[Command] = [("HGETALL", "{{{}}}:o:end:{}".format(*places[n])) for n in missing]
+        commands += [("GET", "{{{}}}:o:res:{}".format(*places[n])) for n in missing]
+        found = await self._client.pipeline(commands)
+        for at, n in enumerate(missing):
+            tasks[n] = _record(places[n][0], found[at])
+            if tasks[n] is None and found[at + len(missing)] is not None:
+                tasks[n] = records.record_of_result(*places[n], found[at + len(missing)])
+        return tasks
+
+    async def get(self, id: str, queue: str | None = None) -> Record | None:
+        names = await self._names() if queue is None else [queue]
+        await self._opened()
+        found = [t for t in await self._load([(q, id) for q in names]) if t is not None]
+        return found[0] if found else None
+
+    async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
+        client, names = self._client, await self._names()
+        if not ids:
+            return {}
+        found = await client.pipeline([("MGET", *[f"{{{q}}}:o:res:{id}" for id in ids]) for q in names])
+        results: dict[str, StoredResult] = {}
+        for values in found:
+            results.update(
+                {id: records.result_of(id, value) for id, value in zip(ids, values, strict=True) if value is not None}
+            )
+        return results
+
+    async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page:
+        names = await self._names()
+        if filter.queue is not None:
+            names = [name for name in names if name == filter.queue]
+        return await find_tasks(self._client, self._load, names, filter, cursor, limit, newest_first)
+
+    async def counts(self, now_us: int | None = None) -> list[QueueCounts]:
+        names = await self.queues()
+        now = await self._now_ms(now_us)
+        commands: list[Command] = []
+        for queue in names:
+            base = f"{{{queue}}}:"
+            commands += [
+                ("ZCARD", f"{base}o:blocked"),
+                ("ZCARD", f"{base}delayed"),
+                ("ZCOUNT", f"{base}delayed", "-inf", now),
+                ("ZCARD", f"{base}idx:wait"),
+                ("ZCARD", f"{base}active"),
+                ("ZCARD", f"{base}o:done"),
+                ("LLEN", f"{base}failed"),
+                ("ZCARD", f"{base}o:cancelled"),
+                ("EXISTS", f"{base}paused"),
+                ("ZRANGEBYSCORE", f"{base}idx:wait", "-inf", "+inf", "WITHSCORES", "LIMIT", 0, 1),
+                ("ZRANGEBYSCORE", f"{base}delayed", "-inf", now, "WITHSCORES", "LIMIT", 0, 1),
+            ]
+        found = await self._client.pipeline(commands)
+        return [_counts(queue, found[n * 11 : n * 11 + 11]) for n, queue in enumerate(names)]
+
+    async def queues(self, fed: bool = False) -> list[str]:
+        names = await self._names()
+        commands: list[Command] = [("EXISTS", f"{{{q}}}:stats", f"{{{q}}}:paused") for q in names]
+        if fed:
+            commands = [("HEXISTS", f"{{{q}}}:stats", "last_enqueue_ms") for q in names]
+        return [q for q, there in zip(names, await self._client.pipeline(commands), strict=True) if there]
+
+    async def groups(self, queue: str, cursor: str | None = None, limit: int = 50) -> tuple[list[GroupInfo], str | None]:
+        client = await self._opened()
+        start = "-" if cursor is None else f"({cursor}"
+        names = await client.command("ZRANGEBYLEX", f"{{{queue}}}:o:lanes", start, "+", "LIMIT", 0, limit + 1)
+        shown = [_text(name) for name in names[:limit]]
+        commands: list[Command] = []
+        for group in shown:
+            base = f"{{{queue}}}:g:{group}:"
+            commands += [("MGET", f"{base}limit", f"{base}inflight"), ("LLEN", f"{base}wait")]
+        found = await client.pipeline(commands)
+        infos = [
+            GroupInfo(
+                queue=queue,
+                group=group,
+                limit=max(int(found[2 * n][0] or 0), 1),
+                inflight=max(int(found[2 * n][1] or 0), 0),
+                ready=found[2 * n + 1],
+            )
+            for n, group in enumerate(shown)
+        ]
+        return infos, shown[-1] if len(names) > limit else None
+
+    async def workers(self, now_us: int | None = None) -> list[WorkerInfo]:
+        client = await self._opened()
+        found = await client.command("HGETALL", WORKERS)
+        return sorted((records.worker_of(value) for value in found.values()), key=lambda w: w.worker)
+
+    async def info(self) -> StoreInfo:
+        await self._opened()
+        return StoreInfo(store_id=self._store_id, format=FORMAT, url=mask(self.url), capabilities=self.capabilities)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    async def event_shards(self) -> list[Shard]:
+        names = await self.queues()
+        found = await self._client.pipeline([("HMGET", f"{{{q}}}:o:meta", "events", "first") for q in names])
+        shards: list[Shard] = []
+        for queue, (last, first) in zip(names, found, strict=True):
+            if last is not None:
+                shards.append(Shard(name=queue, first=int(first or 1), last=int(last)))
+        return shards
+
+    async def events(self, shard: str = "", after: int = 0, limit: int = 1000, upto: int | None = None) -> list[EventRow]:
+        client = await self._opened()
+        if not shard:
+            shards = await self.event_shards()
+            if not shards:
+                return []
+            if len(shards) > 1:
+                names = ", ".join(s.name for s in shards)
+                raise Invalid(f"this store keeps the events of each queue apart; name a shard: {names}")
+            shard = shards[0].name
+        first = int(await client.command("HGET", f"{{{shard}}}:o:meta", "first") or 1)
+        if after < first - 1:
+            raise EventsLost(f"events of {shard!r} up to {first - 1} were purged; go on from there")
+        stop = "+" if upto is None else f"{_last_entry(upto)}"
+        rows = await self._read_events(shard, after + 1, stop, limit)
+        return [e for e in rows if e.seq > after and (upto is None or e.seq <= upto)][:limit]
+
+    async def _read_events(self, shard: str, start: int, stop: str, limit: int) -> list[EventRow]:
+        """Whole entries, until they hold enough events."""
+        rows: list[EventRow] = []
+        while len(rows) < limit + 1:
+            count = min(max(limit - len(rows), 1), 100)
+            entries = await self._client.command("XRANGE", f"{{{shard}}}:o:events", f"{start}-0", stop, "COUNT", count)
+            for number, fields in _entries(entries):
+                rows += records.events_of_entry(shard, number, fields)
+                start = number + 1
+            if len(entries) < count:
+                break
+        return rows
+
+    async def events_of(self, id: str) -> list[EventRow]:
+        rows: list[EventRow] = []
+        for queue in await self._names():
+            rows += [e for e in await self._read_events(queue, 0, "+", 1 << 40) if e.task_id == id]
+        return sorted(rows, key=lambda e: e.ts_us)
+
+    # -- steering ----------------------------------------------------------------------------------
+
+    async def pause(self, queue: str) -> None:
+        check_queue(queue)
+        client = await self._opened()
+        await self._list([queue])
+        await client.command("SET", f"{{{queue}}}:paused", "1")
+
+    async def resume(self, queue: str) -> bool:
+        check_queue(queue)
+        client = await self._opened()
+        was = await client.command("DEL", f"{{{queue}}}:paused") == 1
+        self.waiters.notify([queue])
+        if was:
+            await self._listener.ring(queue)
+        return was
+
+    async def is_paused(self, queue: str) -> bool:
+        check_queue(queue)
+        client = await self._opened()
+        return await client.command("EXISTS", f"{{{queue}}}:paused") == 1
+
+    async def set_group_limit(self, queue: str, group: str, limit: int) -> None:
+        check_queue(queue)
+        check_text(group, "group")
+        if limit < 1:
+            raise Invalid(f"group limit {limit}: it must be at least 1")
+        await self._opened()
+        await self._list([queue])
+        await self._upkeep([queue], None, "limit", group=group, limit=limit)
+
+
+def _record(queue: str, fields: records.Hash) -> Record | None:
+    return records.record_of(queue, fields) if b"state" in fields else None
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _last_entry(upto: int) -> str:
+    """Events up to a number may be inside an entry that goes on after it; no entry is larger than a call."""
+    return f"{upto + 1_000_000}-0"
+
+
+def _entries(entries: list[Any]) -> list[tuple[int, bytes]]:
+    return [(int(id.partition(b"-")[0]), fields[b"e"]) for id, fields in entries]
+
+
+def _counts(queue: str, found: list[Any]) -> QueueCounts:
+    blocked, delayed, due, waiting, running, done, dead, cancelled, paused, first, first_due = found
+    moments = [int(float(pair[1])) * 1000 for pair in (first, first_due) if pair]
+    return QueueCounts(
+        queue=queue,
+        blocked=blocked,
+        scheduled=delayed - due,
+        ready=waiting + due,
+        running=running,
+        done=done,
+        dead=dead,
+        cancelled=cancelled,
+        paused=paused == 1,
+        oldest_ready_us=min(moments, default=None),
+    )

@@ -1,0 +1,330 @@
+"""Connections to Redis: a client per event loop, one for threads, and how their failures read in the words of the contract.
+
+`Client.script` is the only way to change something. It sends the hash of the script and, if the server does not know it (new,
+flushed or failed over), the script itself. It never sends a call twice: once it is out and no answer came, that is
+`OutcomeUnknown`, and the caller decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.resources
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.crc import key_slot
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoScriptError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from omniq.errors import ConfigError, OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
+from omniq.storage.redis_wire import Command
+from omniq.storage.url import mask
+
+CONNECT_S = 5.0
+ANSWER_S = 15.0
+
+_ALWAYS = ("lanes", "reserve", "runs")
+_ON_DEMAND = {"operations": ("ending", "operations"), "upkeep": ("upkeep",), "fan_in": ("fan_in",)}
+_LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.TimeoutError)
+_NOT_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "BUSY", "NOAUTH", "NOPERM")
+
+
+def load_script() -> str:
+    """The one script of this driver, put together from its parts.
+
+    Lua makes every function of a script anew at each call, so the parts that most calls do without are wrapped in functions.
+    The others are nested: a function that refers to the variables of an enclosing one is made much faster.
+    """
+    folder = importlib.resources.files("omniq.storage") / "lua"
+
+    def read(*parts: str) -> str:
+        return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in parts)
+
+    wrapped = [f"LOAD.{name} = function()\n{read(*parts)}\nend" for name, parts in _ON_DEMAND.items()]
+    parts = [read("keys"), read("tasks"), "\n".join([read(*_ALWAYS), "local LOAD = {}", *wrapped, read("main")])]
+    return "\nreturn (function()\n".join(parts) + "\nend)()" * (len(parts) - 1)
+
+
+SCRIPT = load_script()
+SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+
+
+class Target:
+    """Where a URL points: one server, a cluster (`?cluster=1`), or the master that sentinels know (`?sentinel=name`)."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("redis", "rediss"):
+            raise ConfigError(f"storage URL {mask(url)!r}: write redis://host:6379/0 or rediss://host:6379/0")
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        for key in query.keys() - {"cluster", "sentinel"}:
+            raise ConfigError(f"storage URL {mask(url)!r}: unknown option {key!r}; known: cluster, sentinel")
+        if query.get("cluster", "0") not in ("0", "1", "true", "false"):
+            raise ConfigError(f"storage URL {mask(url)!r}: cluster is 1 or 0, not {query['cluster']!r}")
+        self.url = url
+        self.cluster = query.get("cluster") in ("1", "true")
+        self.sentinel = query.get("sentinel") or None
+        if self.cluster and self.sentinel:
+            raise ConfigError(f"storage URL {mask(url)!r}: a cluster has no sentinels; give only one of the two")
+        self.username = unquote(parts.username) if parts.username else None
+        self.password = unquote(parts.password) if parts.password else None
+        self.hosts = [_host(text, 26379 if self.sentinel else 6379, url) for text in _hosts(parts.netloc).split(",")]
+        if len(self.hosts) > 1 and not (self.cluster or self.sentinel):
+            raise ConfigError(f"storage URL {mask(url)!r} names several hosts: add ?cluster=1 or ?sentinel=name")
+        path = parts.path.strip("/")
+        if path and not path.isdigit():
+            raise ConfigError(f"storage URL {mask(url)!r}: the path is the number of a database, as in redis://host:6379/0")
+        self.db = int(path or 0)
+        if self.cluster and self.db:
+            raise ConfigError(f"storage URL {mask(url)!r}: a cluster has only database 0")
+        self.tls = parts.scheme == "rediss"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every connection gets. Retries are ours: the library's own would send a call twice."""
+        options: dict[str, Any] = {
+            "username": self.username,
+            "password": self.password,
+            "socket_connect_timeout": CONNECT_S,
+            "socket_timeout": ANSWER_S,
+            "socket_keepalive": True,
+            "protocol": 2,
+        }
+        if not self.cluster:
+            options["db"] = self.db
+        if self.tls:
+            options["ssl"] = True
+        return options
+
+
+def _hosts(netloc: str) -> str:
+    return netloc.rpartition("@")[2] or "localhost"
+
+
+def _host(text: str, port: int, url: str) -> tuple[str, int]:
+    name, _, number = text.rpartition(":") if text.rpartition(":")[2].isdigit() else (text, "", "")
+    name = (name or "localhost").strip("[]")
+    if not name:
+        raise ConfigError(f"storage URL {mask(url)!r} names no host")
+    return name, int(number or port)
+
+
+def slot_of(queue: str) -> int:
+    """The cluster slot of a queue's keys."""
+    return key_slot(queue.encode())
+
+
+class Client:
+    """All connections of one storage object. Safe from any thread and any event loop; survives a fork."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+        self._threads: Any = None
+
+    # -- clients -----------------------------------------------------------------------------------
+
+    def _forked(self) -> None:
+        if self._pid != os.getpid():  # a child must not share its parent's sockets
+            self._pid, self._threads, self._lock = os.getpid(), None, threading.Lock()
+            self._loops = weakref.WeakKeyDictionary()
+
+    def of_loop(self) -> Any:
+        """The asyncio client of the running loop."""
+        self._forked()
+        loop = asyncio.get_running_loop()
+        client = self._loops.get(loop)
+        if client is None:
+            client = self._loops[loop] = self._make_async()
+        return client
+
+    def of_threads(self) -> Any:
+        """The blocking client."""
+        self._forked()
+        with self._lock:
+            if self._threads is None:
+                self._threads = self.make_blocking()
+            return self._threads
+
+    def _make_async(self) -> Any:
+        target, retry = self.target, AsyncRetry(NoBackoff(), 0)
+        if target.cluster:
+            nodes = [AsyncClusterNode(host, port) for host, port in target.hosts]
+            return redis.asyncio.RedisCluster(startup_nodes=nodes, retry=AsyncRetry(NoBackoff(), 1), **target.options)
+        if target.sentinel:
+            sentinel: Any = AsyncSentinel(target.hosts, sentinel_kwargs={"socket_timeout": CONNECT_S})
+            return sentinel.master_for(target.sentinel, retry=retry, **target.options)
+        ((host, port),) = target.hosts
+        return redis.asyncio.Redis(host=host, port=port, retry=retry, **target.options)
+
+    def make_blocking(self, **more: Any) -> Any:
+        """A blocking client of its own."""
+        target, retry = self.target, Retry(NoBackoff(), 0)
+        options = {**target.options, **more}
+        if target.cluster:
+            nodes = [ClusterNode(host, port) for host, port in target.hosts]
+            return redis.RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), 1), **options)
+        if target.sentinel:
+            sentinel: Any = Sentinel(target.hosts, sentinel_kwargs={"socket_timeout": CONNECT_S})
+            return sentinel.master_for(target.sentinel, retry=retry, **options)
+        ((host, port),) = target.hosts
+        return redis.Redis(host=host, port=port, retry=retry, **options)
+
+    async def close(self) -> None:
+        self._forked()
+        current = asyncio.get_running_loop()
+        for loop, client in list(self._loops.items()):
+            if loop is current:
+                await client.aclose()
+        self._loops = weakref.WeakKeyDictionary()
+        if self._threads is not None:
+            await asyncio.to_thread(self._threads.close)
+            self._threads = None
+
+    # -- the script --------------------------------------------------------------------------------
+
+    async def script(self, key: str, call: bytes) -> Any:
+        """Run the script on the node of `key`."""
+        client = self.of_loop()
+        try:
+            if self.target.cluster:
+                return await self._on_cluster(client, key, call)
+            return await self._on_connection(client.connection_pool, key, call)
+        except RedisError as exc:
+            raise self.translate(exc) from exc
+
+    async def _on_cluster(self, client: Any, key: str, call: bytes) -> Any:
+        try:
+            await client.initialize()
+        except _LOST as exc:
+            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+        try:
+            try:
+                return await client.execute_command("EVALSHA", SHA, 1, key, call)
+            except NoScriptError:
+                return await client.execute_command("EVAL", SCRIPT, 1, key, call)
+        except _LOST as exc:
+            raise self._unanswered(exc) from exc
+
+    async def _on_connection(self, pool: Any, key: str, call: bytes) -> Any:
+        try:
+            connection = await pool.get_connection()
+        except _LOST as exc:
+            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+        try:
+            try:
+                await connection.send_command("EVALSHA", SHA, 1, key, call)
+                return await connection.read_response()
+            except NoScriptError:
+                await connection.send_command("EVAL", SCRIPT, 1, key, call)
+                return await connection.read_response()
+        except _LOST as exc:
+            await connection.disconnect(nowait=True)
+            raise self._unanswered(exc) from exc
+        except BaseException as exc:
+            if not isinstance(exc, ResponseError):  # an answer may still be on its way: never read it as another call's
+                await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await pool.release(connection)
+
+    def script_blocking(self, key: str, call: bytes) -> Any:
+        client = self.of_threads()
+        try:
+            if self.target.cluster:
+                try:
+                    return client.execute_command("EVALSHA", SHA, 1, key, call)
+                except NoScriptError:
+                    return client.execute_command("EVAL", SCRIPT, 1, key, call)
+            return self._on_blocking_connection(client.connection_pool, key, call)
+        except _LOST as exc:
+            raise self._unanswered(exc) from exc
+        except RedisError as exc:
+            raise self.translate(exc) from exc
+
+    def _on_blocking_connection(self, pool: Any, key: str, call: bytes) -> Any:
+        try:
+            connection = pool.get_connection()
+        except _LOST as exc:
+            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+        try:
+            try:
+                connection.send_command("EVALSHA", SHA, 1, key, call)
+                return connection.read_response()
+            except NoScriptError:
+                connection.send_command("EVAL", SCRIPT, 1, key, call)
+                return connection.read_response()
+        except BaseException as exc:
+            if not isinstance(exc, ResponseError):
+                connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
+        """Several commands in one round trip (one per node on a cluster). Nothing here may change what must change once."""
+        if not commands:
+            return []
+        try:
+            pipe = self.of_loop().pipeline(transaction=False)
+            for command in commands:
+                pipe.execute_command(*command)
+            return await pipe.execute()
+        except _LOST as exc:
+            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+        except RedisError as exc:
+            raise self.translate(exc) from exc
+
+    async def command(self, *command: Any) -> Any:
+        try:
+            return await self.of_loop().execute_command(*command)
+        except _LOST as exc:
+            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+        except RedisError as exc:
+            raise self.translate(exc) from exc
+
+    # -- failures ----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return mask(self.target.url)
+
+    def _unanswered(self, exc: BaseException) -> StoreError:
+        if isinstance(exc, BusyLoadingError | AuthenticationError):
+            return StoreUnavailable(f"{self.name} does not serve: {exc}")
+        return OutcomeUnknown(f"{self.name} was asked and did not answer ({exc}); send the same call with repeat=True")
+
+    def translate(self, exc: RedisError) -> StoreError:
+        """An error of the server, which refused the whole call: nothing happened."""
+        text = str(exc)
+        if isinstance(exc, OutOfMemoryError) or text.startswith("OOM") or "OOM command not allowed" in text:
+            return StoreFull(f"{self.name} is out of memory: raise maxmemory, and keep maxmemory-policy noeviction")
+        if isinstance(exc, _LOST) or text.startswith(_NOT_NOW) or any(f"-{word}" in text for word in _NOT_NOW):
+            return StoreUnavailable(f"{self.name} does not serve now: {text}")
+        return StoreError(f"{self.name} failed: {text}")

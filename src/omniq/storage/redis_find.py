@@ -1,0 +1,169 @@
+"""Tasks in pages, over several queues: each queue has its own order of insertion, and pages merge them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from omniq.errors import InvalidCursor
+from omniq.models import Record, State
+from omniq.operations import Filter, Page
+from omniq.storage.cursors import SCAN_LIMIT
+from omniq.storage.redis_wire import Command
+
+if TYPE_CHECKING:
+    from omniq.storage.redis_client import Client
+
+CHUNK = 200
+SMALL = 5000  # ids of a state that are sorted here rather than found by looking at every task
+
+_SETS = {
+    State.BLOCKED: "o:blocked",
+    State.SCHEDULED: "delayed",
+    State.READY: "idx:wait",
+    State.RUNNING: "active",
+    State.DONE: "o:done",
+    State.DEAD: "idx:failed",
+    State.CANCELLED: "o:cancelled",
+}
+
+Place = tuple[int, str]  # number of a task and its queue: an order of all tasks that never changes
+Load = Callable[[Sequence[tuple[str, str]]], Awaitable[list[Record | None]]]
+
+
+def encode_place(place: Place) -> str:
+    return base64.urlsafe_b64encode(f"r{place[0]}.{place[1]}".encode()).decode().rstrip("=")
+
+
+def decode_place(cursor: str | None) -> Place | None:
+    if cursor is None:
+        return None
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+        number, dot, queue = text[1:].partition(".")
+        if not text.startswith("r") or not number.isascii() or not number.isdigit() or not dot:
+            raise ValueError(text)
+        return int(number), queue
+    except (ValueError, binascii.Error) as exc:
+        raise InvalidCursor(f"cursor {cursor[:40]!r} is not one that this store gave out; start without one") from exc
+
+
+class _Merge:
+    """The ids of several queues as one sequence, read in chunks."""
+
+    def __init__(self, client: Client, queues: Sequence[str], after: Place | None, newest_first: bool) -> None:
+        self._client, self._newest_first = client, newest_first
+        self._buffers: dict[str, deque[tuple[int, str]]] = {q: deque() for q in queues}
+        self._open = set(queues)
+        self._bounds = {q: self._first_bound(q, after) for q in queues}
+
+    def _first_bound(self, queue: str, after: Place | None) -> str:
+        if after is None:
+            return "+inf" if self._newest_first else "-inf"
+        seq, name = after
+        inclusive = queue < name if self._newest_first else queue > name
+        return f"{seq}" if inclusive else f"({seq}"
+
+    async def _refill(self) -> None:
+        empty = [q for q in sorted(self._open) if not self._buffers[q]]
+        commands: list[Command] = []
+        for queue in empty:
+            key, bound = f"{{{queue}}}:o:tasks", self._bounds[queue]
+            if self._newest_first:
+                commands.append(("ZREVRANGEBYSCORE", key, bound, "-inf", "WITHSCORES", "LIMIT", 0, CHUNK))
+            else:
+                commands.append(("ZRANGEBYSCORE", key, bound, "+inf", "WITHSCORES", "LIMIT", 0, CHUNK))
+        for queue, found in zip(empty, await self._client.pipeline(commands), strict=True):
+            pairs = [(int(float(score)), id.decode("utf-8", "replace")) for id, score in _pairs(found)]
+            self._buffers[queue].extend(pairs)
+            if len(pairs) < CHUNK:
+                self._open.discard(queue)
+            if pairs:
+                self._bounds[queue] = f"({pairs[-1][0]}"
+
+    async def take(self, limit: int) -> list[tuple[Place, str]]:
+        """The next ids, at most `limit` of them; none at the end."""
+        taken: list[tuple[Place, str]] = []
+        while len(taken) < limit:
+            if any(not self._buffers[q] for q in self._open):
+                if taken:
+                    break
+                await self._refill()
+                continue
+            heads = [(buffer[0][0], q) for q, buffer in self._buffers.items() if buffer]
+            if not heads:
+                break
+            place = max(heads) if self._newest_first else min(heads)
+            taken.append((place, self._buffers[place[1]].popleft()[1]))
+        return taken
+
+
+def _pairs(found: list[object]) -> list[tuple[bytes, float]]:
+    """Members with scores, however the client shaped them."""
+    if found and isinstance(found[0], list | tuple):
+        return [(pair[0], pair[1]) for pair in found]  # type: ignore[index, misc]
+    return list(zip(found[::2], found[1::2], strict=True))  # type: ignore[arg-type]
+
+
+class _Sorted:
+    """The ids of a few tasks, already in order."""
+
+    def __init__(self, places: list[tuple[Place, str]]) -> None:
+        self._places = places
+
+    async def take(self, limit: int) -> list[tuple[Place, str]]:
+        taken, self._places = self._places[:limit], self._places[limit:]
+        return taken
+
+
+async def _by_state(
+    client: Client, queues: Sequence[str], states: Sequence[State], after: Place | None, newest_first: bool
+) -> _Sorted | None:
+    """The tasks in some states from the sets that hold exactly those; None if they are too many for that."""
+    keys = [(queue, f"{{{queue}}}:{_SETS[state]}") for queue in queues for state in states if state in _SETS]
+    if sum(await client.pipeline([("ZCARD", key) for _, key in keys])) > SMALL:
+        return None
+    members = await client.pipeline([("ZRANGE", key, 0, -1) for _, key in keys])
+    named = [(queue, ids) for (queue, _), ids in zip(keys, members, strict=True) if ids]
+    scores = await client.pipeline([("ZMSCORE", f"{{{queue}}}:o:tasks", *ids) for queue, ids in named])
+    places = [
+        ((int(float(seq)), queue), id.decode("utf-8", "replace"))
+        for (queue, ids), seqs in zip(named, scores, strict=True)
+        for id, seq in zip(ids, seqs, strict=True)
+        if seq is not None
+    ]
+    if after is not None:
+        places = [p for p in places if (p[0] < after if newest_first else p[0] > after)]
+    return _Sorted(sorted(places, reverse=newest_first))
+
+
+async def find_tasks(
+    client: Client,
+    load: Load,
+    queues: Sequence[str],
+    filter: Filter,
+    cursor: str | None,
+    limit: int,
+    newest_first: bool,
+) -> Page:
+    after = decode_place(cursor)
+    merge = await _by_state(client, queues, filter.states, after, newest_first) if filter.states else None
+    if merge is None:
+        merge = _Merge(client, queues, after, newest_first)
+    tasks: list[Record] = []
+    last, scanned = after, 0
+    while batch := await merge.take(CHUNK):
+        records = await load([(queue, id) for (_, queue), id in batch])
+        for (place, _), task in zip(batch, records, strict=True):
+            if task is not None and filter.matches(task):
+                if len(tasks) == limit:
+                    return Page(tasks=tasks, cursor=None if last is None else encode_place(last))
+                tasks.append(task)
+                last = place
+        scanned += len(batch)
+        if scanned >= SCAN_LIMIT:
+            return Page(tasks=tasks, cursor=encode_place(batch[-1][0]), partial=True)
+    return Page(tasks=tasks)

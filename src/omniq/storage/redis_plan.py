@@ -1,0 +1,101 @@
+"""How a call is split on a cluster: one call of the script per slot, and what would span slots is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from omniq.errors import CrossQueue
+from omniq.operations import Beat, CountFanIn, Enqueue, OnTask, OpenFanIn, Operation, Reserve, Reserved
+from omniq.storage import redis_wire as wire
+from omniq.storage.checks import Transaction
+
+STORE = "omniq.store"  # the name, refused to queues, of what belongs to no queue
+
+
+class Part:
+    """What one call of the script carries: transactions of one slot, and where their answers go."""
+
+    def __init__(self, transactions: Sequence[Transaction], take: Callable[[list[Any]], None]) -> None:
+        self._packed, self._take = wire.Packed(transactions), take
+        self.entries = self._packed.entries
+
+    def take(self, answers: list[Any]) -> None:
+        self._take(self._packed.read(answers))
+
+
+class Plan:
+    """A call on a cluster: transactions by slot, in order within each. A `Reserve` over several slots asks them in turn."""
+
+    def __init__(self, transactions: Sequence[Transaction], slot_of: Callable[[str], int]) -> None:
+        self._transactions, self._slot_of = transactions, slot_of
+        self.answers: list[Any] = [None] * len(transactions)
+
+    def steps(self) -> Iterable[tuple[str, Part]]:
+        open_parts: dict[int, tuple[str, list[int]]] = {}
+        for n, transaction in enumerate(self._transactions):
+            queues = list(dict.fromkeys(_queues_of(transaction)))
+            slots = {self._slot_of(q) for q in queues}
+            if len(slots) <= 1:
+                key = f"{{{queues[0]}}}:meta" if queues else f"{{{STORE}}}:meta"
+                open_parts.setdefault(next(iter(slots), -1), (key, []))[1].append(n)
+            elif isinstance(transaction[0], Reserve):
+                yield from self._flush(open_parts)
+                yield from self._reserve(n, transaction[0])
+            else:
+                self.answers[n] = CrossQueue(
+                    f"queues {', '.join(map(repr, queues))} are in different slots of the cluster: "
+                    "a transaction, its blockers and its dead queue must be in one"
+                )
+        yield from self._flush(open_parts)
+
+    def _flush(self, parts: dict[int, tuple[str, list[int]]]) -> Iterable[tuple[str, Part]]:
+        for key, numbers in parts.values():
+            transactions = [self._transactions[n] for n in numbers]
+
+            def take(answers: list[Any], numbers: list[int] = numbers) -> None:
+                for n, answer in zip(numbers, answers, strict=True):
+                    self.answers[n] = answer
+
+            yield key, Part(transactions, take)
+        parts.clear()
+
+    def _reserve(self, n: int, op: Reserve) -> Iterable[tuple[str, Part]]:
+        whole = Reserved(tasks=[])
+        for queue in op.queues:
+            left = op.limit - len(whole.tasks)
+            part = msgspec.structs.replace(op, queues=(queue,), limit=max(left, 1))
+            got: list[Reserved] = []
+
+            def take(answers: list[Any], got: list[Reserved] = got) -> None:
+                got += answers[0]
+
+            if left > 0:
+                yield f"{{{queue}}}:meta", Part([(part,)], take)
+                moments = [m for m in (whole.next_at_us, got[0].next_at_us) if m is not None]
+                whole = Reserved(
+                    tasks=whole.tasks + got[0].tasks,
+                    paused=whole.paused + got[0].paused,
+                    next_at_us=min(moments, default=None),
+                )
+        self.answers[n] = [whole]
+
+
+def _queues_of(transaction: Sequence[Operation]) -> Iterable[str]:
+    for op in transaction:
+        if isinstance(op, Enqueue):
+            yield op.queue
+            if op.dead_queue is not None:
+                yield op.dead_queue
+            for blocker in op.blocked_by:
+                yield blocker.queue or op.queue
+        elif isinstance(op, OnTask):
+            yield op.queue
+        elif isinstance(op, Reserve):
+            yield from op.queues
+        elif isinstance(op, Beat):
+            yield STORE
+        elif isinstance(op, OpenFanIn | CountFanIn):
+            yield f"cc:{op.key}"

@@ -1,0 +1,290 @@
+"""Tasks, results, events and workers as Redis keeps them.
+
+A hash that another client wrote lacks our fields, or has those of a task that it overwrote; its field `o` tells.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+import msgspec
+
+from omniq.models import Blocker, Record, State, StoredResult, TaskError
+from omniq.operations import EventRow, WorkerInfo
+
+Hash = dict[bytes, bytes]
+
+FOREIGN_LEASE_MS = 60_000
+MAX_WORDS = 4096  # bytes of `last_error` that other clients keep
+
+_STATES: list[State] = list(State)
+_WORDS = {
+    b"wait": State.READY,
+    b"delayed": State.SCHEDULED,
+    b"active": State.RUNNING,
+    b"completed": State.DONE,
+    b"failed": State.DEAD,
+    b"blocked": State.BLOCKED,
+    b"cancelled": State.CANCELLED,
+}
+
+_decode_error = msgspec.json.Decoder(TaskError).decode
+_decode_blockers = msgspec.json.Decoder(tuple[Blocker, ...]).decode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+_decode_worker = msgspec.json.Decoder(WorkerInfo).decode
+_decode_body = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_events = msgspec.msgpack.Decoder(tuple[int, list[Any]]).decode
+
+
+def words_of(error: TaskError | None) -> str:
+    """An error as other clients show it: one line, cut where they cut."""
+    if error is None:
+        return ""
+    return str(error).encode()[:MAX_WORDS].decode("utf-8", "ignore")
+
+
+def state_of(code: Any) -> State:
+    return _STATES[cast(int, code)]
+
+
+class Options(msgspec.Struct, omit_defaults=True):
+    """What the contract has no field for and the script never looks at; the last three: it was not given."""
+
+    encoding: str = "json"
+    origin: str = ""
+    backoff: str = ""
+    timeout_us: int | None = None
+    result_ttl_us: int | None = None
+    no_max: bool = False
+    no_lease: bool = False
+    no_payload: bool = False
+
+
+_decode_options = functools.lru_cache(maxsize=1024)(msgspec.json.Decoder(Options).decode)
+
+
+class Origin(msgspec.Struct):
+    """The field `o`: what never changes of a task of ours."""
+
+    created_ms: bytes
+    seq: int
+    name: str
+    fingerprint: str
+    options: Options
+
+
+def origin_of(value: bytes) -> Origin:
+    created, seq, _, name, fingerprint, rest = value.split(b" ", 5)
+    n = int(name)
+    f = n + int(fingerprint)
+    return Origin(created, int(seq), _str(rest[:n]), _str(rest[n:f]), _decode_options(rest[f:]))
+
+
+# The order in which the script gives a task's fields: `FIELDS` in tasks.lua.
+FIELDS = [
+    name.encode()
+    for name in """state attempt timeout_ms gid created_ms due_ms lock_until_ms lease_token last_started_ms o
+    worker cancel ended_by deps first_started_ms eta_us interval_us dead_queue left edges idempotency_key
+    id payload max_attempts backoff_ms updated_ms completed_ms failed_ms last_error last_error_ms
+    headers blocked_by error progress finished_ms foreign""".split()  # noqa: SIM905 - as a list it is a page long
+]
+
+
+def _us(fields: Hash, name: bytes) -> int | None:
+    value = fields.get(name)
+    return int(float(value)) * 1000 if value else None
+
+
+def _int(fields: Hash, name: bytes) -> int | None:
+    value = fields.get(name)
+    return int(value) if value else None
+
+
+def _str(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _text(fields: Hash, name: bytes) -> str | None:
+    value = fields.get(name)
+    return _str(value) if value else None
+
+
+def record_of(queue: str, fields: Hash) -> Record:
+    """The task of a hash, whoever wrote it."""
+    created = fields.get(b"created_ms", b"0")
+    state = _WORDS.get(fields.get(b"state", b""), State.READY)
+    common: dict[str, Any] = {
+        "id": _text(fields, b"id") or "",
+        "queue": queue,
+        "state": state,
+        "group": _text(fields, b"gid"),
+        "attempts": _int(fields, b"attempt") or 0,
+        "created_at_us": int(created or 0) * 1000,
+        "updated_at_us": _us(fields, b"updated_ms") or 0,
+        "due_us": _us(fields, b"due_ms") or int(created or 0) * 1000,
+        "started_at_us": _us(fields, b"last_started_ms"),
+        "token": _text(fields, b"lease_token"),
+        "lease_until_us": _us(fields, b"lock_until_ms"),
+        "failed_at_us": _us(fields, b"last_error_ms"),
+        "last_error": _error_of(fields),
+    }
+    found = fields.get(b"o")
+    origin = None if found is None else origin_of(found)
+    if origin is None or origin.created_ms != created:
+        return _foreign(common, fields)
+    options, foreign = origin.options, fields.get(b"foreign") == b"1"
+    headers, blockers = fields.get(b"headers"), fields.get(b"blocked_by")
+    return Record(
+        **common,
+        name=origin.name,
+        payload=None if options.no_payload else fields.get(b"payload", b""),
+        encoding=options.encoding,
+        headers=_decode_headers(headers) if headers else None,
+        origin=options.origin,
+        eta_us=_int(fields, b"eta_us"),
+        timeout_us=options.timeout_us,
+        lease_us=None if options.no_lease else _lease_us(fields),
+        interval_us=_int(fields, b"interval_us"),
+        result_ttl_us=options.result_ttl_us,
+        max_attempts=0 if options.no_max else max(_int(fields, b"max_attempts") or 0, 1),
+        backoff=_foreign_backoff(fields) if foreign else options.backoff,
+        ended_by=_text(fields, b"ended_by"),
+        worker=_text(fields, b"worker"),
+        cancel_requested=fields.get(b"cancel") == b"1",
+        dead_queue=_text(fields, b"dead_queue"),
+        blocked_by=_decode_blockers(blockers) if blockers else (),
+        idempotency_key=_text(fields, b"idempotency_key"),
+        fingerprint=origin.fingerprint,
+        finished_at_us=_finished_us(fields, state),
+        progress=fields.get(b"progress") or None,
+        seq=origin.seq,
+    )
+
+
+def _foreign(common: dict[str, Any], fields: Hash) -> Record:
+    """A job that another client published and that we have not touched yet."""
+    payload = fields.get(b"payload", b"")
+    return Record(
+        **common,
+        name=_called(payload),
+        payload=payload,
+        lease_us=_lease_us(fields),
+        max_attempts=max(_int(fields, b"max_attempts") or 0, 1),
+        backoff=_foreign_backoff(fields),
+        finished_at_us=_finished_us(fields, common["state"]),
+    )
+
+
+def _called(payload: bytes) -> str:
+    try:
+        func = _decode_body(payload).get("func")
+    except (msgspec.DecodeError, RecursionError):
+        return "*"
+    return func if isinstance(func, str) and 0 < len(func.encode()) <= 1024 else "*"
+
+
+def _lease_us(fields: Hash) -> int:
+    ms = _int(fields, b"timeout_ms") or 0
+    return (ms if ms > 0 else FOREIGN_LEASE_MS) * 1000
+
+
+def _foreign_backoff(fields: Hash) -> str:
+    ms = max(_int(fields, b"backoff_ms") or 0, 0)
+    return f"fixed:base={ms},max={ms},jitter=0,loss=backoff"
+
+
+def _finished_us(fields: Hash, state: State) -> int | None:
+    found = _us(fields, b"finished_ms")
+    if found is None and state is State.DONE:
+        return _us(fields, b"completed_ms")
+    return _us(fields, b"failed_ms") if found is None and state is State.DEAD else found
+
+
+def _error_of(fields: Hash) -> TaskError | None:
+    """Ours if it is the last one; another client stores one line only."""
+    whole, words = fields.get(b"error"), _text(fields, b"last_error")
+    if whole:
+        error = _decode_error(whole)
+        if words is None or words == words_of(error):
+            return error
+    return None if words is None else TaskError.from_text(words)
+
+
+class _Ended(msgspec.Struct):
+    """How a run ended, as the script stores it: a line of numbers, then the task's name, the error and the data."""
+
+    result: StoredResult
+    name: str
+    created_at_us: int
+
+
+def _ended(task_id: str, value: bytes) -> _Ended:
+    head, _, rest = value.partition(b"\n")
+    state, finished, attempts, started, created, name, size, has_data, encoding = head.split(b" ", 8)
+    data_at = int(name) + int(size)
+    failure = rest[int(name) : data_at]
+    result = StoredResult(
+        task_id=task_id,
+        state=state_of(int(state)),
+        result=rest[data_at:] if has_data == b"1" else None,
+        encoding=encoding.decode(),
+        error=_decode_error(failure) if failure else None,
+        finished_at_us=int(finished) * 1000,
+        attempts=int(attempts),
+        started_at_us=None if started == b"-" else int(started) * 1000,
+    )
+    return _Ended(result, rest[: int(name)].decode("utf-8", "replace"), int(created) * 1000)
+
+
+def result_of(task_id: str, value: bytes) -> StoredResult:
+    return _ended(task_id, value).result
+
+
+def record_of_result(queue: str, task_id: str, value: bytes) -> Record:
+    """What is left of a task whose hash another client deleted: how it ended."""
+    ended = _ended(task_id, value)
+    return Record(
+        id=task_id,
+        queue=queue,
+        name=ended.name,
+        state=ended.result.state,
+        attempts=ended.result.attempts,
+        created_at_us=ended.created_at_us,
+        updated_at_us=ended.result.finished_at_us,
+        started_at_us=ended.result.started_at_us,
+        finished_at_us=ended.result.finished_at_us,
+        last_error=ended.result.error,
+    )
+
+
+def events_of_entry(queue: str, last: int, packed: bytes) -> list[EventRow]:
+    """The events of one entry; `last` is the number of the last of them."""
+    ts_ms, flat = _decode_events(packed)
+    first = last - len(flat) // 10 + 1
+    rows = [flat[at : at + 10] for at in range(0, len(flat), 10)]
+    return [
+        EventRow(
+            seq=first + n,
+            ts_us=ts_ms * 1000,
+            event=event,
+            task_id=id,
+            queue=queue,
+            name=name,
+            group=group or None,
+            attempt=attempt,
+            worker=worker or None,
+            enqueued_at_us=created * 1000,
+            due_us=due * 1000,
+            state=state_of(state),
+            data=data.encode() if data else None,
+            shard=queue,
+        )
+        for n, (event, id, name, group, attempt, worker, created, due, state, data) in enumerate(rows)
+    ]
+
+
+def worker_of(value: bytes) -> WorkerInfo:
+    """`seen_ms {info}`"""
+    seen, _, info = value.partition(b" ")
+    return msgspec.structs.replace(_decode_worker(info), seen_at_us=int(seen) * 1000)

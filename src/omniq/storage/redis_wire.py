@@ -1,0 +1,495 @@
+"""Operations as the script reads them, and its answers as outcomes.
+
+Redis keeps milliseconds: moments and durations are rounded up on their way in, `now` is rounded down, the exact `eta` stands in
+a field of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from omniq import errors
+from omniq.errors import IdempotencyConflict, Refused
+from omniq.models import Record, State
+from omniq.operations import (
+    Ack,
+    Acked,
+    Beat,
+    Beaten,
+    Cancel,
+    Cancelled,
+    CountFanIn,
+    Enqueue,
+    Enqueued,
+    Extend,
+    Extended,
+    Fail,
+    Failed,
+    FannedIn,
+    Held,
+    OnTask,
+    OpenFanIn,
+    Operation,
+    Outcome,
+    Progress,
+    Release,
+    Released,
+    Remove,
+    Removed,
+    Requeue,
+    Requeued,
+    Reschedule,
+    Rescheduled,
+    Reserve,
+    Reserved,
+    Retried,
+    Retry,
+)
+from omniq.storage.redis_records import FIELDS, Options, origin_of, record_of, state_of, words_of
+
+Command = tuple[Any, ...]
+Entry = list[dict[str, Any]]  # a transaction, or a run of them, as the script reads it
+
+DEFAULT_LEASE_MS = 30_000
+DEFAULT_ATTEMPTS = 4  # what other clients are told when the core's default is meant
+DEFAULT_BACKOFF_MS = 1000
+
+_BASE = re.compile(r"\bbase=(\d+)")
+
+encode_json = msgspec.json.Encoder().encode
+encode_call = msgspec.msgpack.Encoder().encode
+
+
+def ms_up(us: int) -> int:
+    return -(-us // 1000)
+
+
+def ms_down(us: int) -> int:
+    return us // 1000
+
+
+def maybe_up(us: int | None) -> int | None:
+    return None if us is None else -(-us // 1000)
+
+
+# -- down ----------------------------------------------------------------------------------------
+
+
+def encode_operation(op: Operation) -> dict[str, Any]:
+    """What the script reads; what is not given is left out."""
+    made = {k: _blob(v) if type(v) is bytes else v for k, v in _ENCODERS[type(op)](op).items() if v is not None}
+    made["kind"] = type(op).__name__.lower()
+    return made
+
+
+class Packed:
+    """Transactions as the script reads them, and how its answers are read. Equal neighbours travel as one run.
+
+    A run is `enqueues` (tasks that differ in id, payload and fingerprint only) or `acks` (of one queue).
+    """
+
+    def __init__(self, transactions: Sequence[Sequence[Operation]]) -> None:
+        self._transactions = transactions
+        self.entries: list[Entry] = []
+        self._spans: list[tuple[int, int, str]] = []  # first transaction, how many, how they travel
+        shapes = [_shape(transaction) for transaction in transactions]
+        start = 0
+        while start < len(transactions):
+            end, shape, travels = start + 1, shapes[start], "alone"
+            if shape is not None:
+                travels = "together" if len(transactions[start]) > 1 else "run"
+                while travels == "run" and end < len(transactions) and shapes[end] == shape:
+                    end += 1
+            ops = [op for transaction in transactions[start:end] for op in transaction]
+            entry = [encode_operation(op) for op in ops] if shape is None else [_run(ops, travels == "together")]
+            self.entries.append(entry)
+            self._spans.append((start, end - start, travels))
+            start = end
+
+    def read(self, answers: Sequence[Any]) -> list[list[Outcome] | Refused]:
+        """One result per transaction from one answer per entry."""
+        results: list[list[Outcome] | Refused] = []
+        for (start, count, travels), answer in zip(self._spans, answers, strict=True):
+            transactions = self._transactions[start : start + count]
+            if travels == "run":
+                results += [_plain(t) if a == 1 else decode_answer(t, a) for t, a in zip(transactions, answer, strict=True)]
+            elif travels == "together" and not answer:
+                results.append(_all_new(transactions[0]))
+            else:
+                results.append(decode_answer(transactions[0], answer))
+        return results
+
+
+def _shape(transaction: Sequence[Operation]) -> tuple[Any, ...] | None:
+    """What transactions of a run have in common; None for one that travels alone. First: whether it fills a run by itself."""
+    first = transaction[0]
+    if isinstance(first, Ack):
+        if len(transaction) > 1 or first.again_us is not None:
+            return None
+        return (False, Ack, first.queue, first.late, first.encoding)
+    if not isinstance(first, Enqueue):
+        return None
+    shape = _enqueue_shape(first)
+    if shape is None or any(not isinstance(op, Enqueue) or _enqueue_shape(op) != shape for op in transaction[1:]):
+        return None
+    return (len(transaction) > 1, *shape)
+
+
+def _enqueue_shape(op: Enqueue) -> tuple[Any, ...] | None:
+    special = (op.group, op.eta_us, op.delay_us, op.interval_us, op.dead_queue, op.idempotency_key, op.headers)
+    if special != _NOT_SPECIAL or op.blocked_by:
+        return None
+    options = (op.name, op.max_attempts, op.lease_us, op.backoff, op.origin, op.encoding, op.timeout_us, op.result_ttl_us)
+    return (Enqueue, op.queue, op.payload is None, op.on_conflict, *options)
+
+
+_NOT_SPECIAL = (None,) * 7
+
+
+def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
+    first = ops[0]
+    rows: list[Any] = []
+    if isinstance(first, Ack):
+        for op in cast("Sequence[Ack]", ops):
+            rows += (op.id, op.token, False if op.result is None else _blob(op.result), _blob(_ack_data(op)))
+        return {"kind": "acks", "queue": first.queue, "late": first.late, "encoding": first.encoding, "rows": rows}
+    assert isinstance(first, Enqueue)
+    for op in cast("Sequence[Enqueue]", ops):
+        rows += (op.id, _blob(b"null" if op.payload is None else op.payload), op.fingerprint)
+    made: dict[str, Any] = {
+        "kind": "enqueues",
+        "queue": first.queue,
+        "name": first.name,
+        "fields": _common(first),
+        "options": _blob(_options(first)),
+        "lease": _lease_ms(first),
+        "on_conflict": first.on_conflict,
+        "empty": first.payload is None,
+        "together": together,
+        "rows": rows,
+    }
+    if first.result_ttl_us is not None:
+        made["ttl"] = ms_up(first.result_ttl_us)
+    return made
+
+
+def _plain(transaction: Sequence[Operation]) -> list[Outcome]:
+    """What the short way of the script answers with a mere 1."""
+    return [_DONE] if isinstance(transaction[0], Ack) else _all_new(transaction)
+
+
+def _all_new(transaction: Sequence[Operation]) -> list[Outcome]:
+    return [Enqueued(id=op.id, existed=False, state=State.READY) for op in cast("Sequence[Enqueue]", transaction)]
+
+
+_DONE = Acked(state=State.DONE)
+
+
+def _blob(data: bytes) -> msgspec.Raw:
+    """Bytes as a msgpack string: the server's Lua knows no binary type, and its strings are bytes."""
+    size = len(data)
+    if size < 32:
+        head = bytes((0xA0 | size,))
+    elif size < 1 << 8:
+        head = b"\xd9" + size.to_bytes(1, "big")
+    elif size < 1 << 16:
+        head = b"\xda" + size.to_bytes(2, "big")
+    else:
+        head = b"\xdb" + size.to_bytes(4, "big")
+    return msgspec.Raw(head + data)
+
+
+def _lease_ms(op: Enqueue) -> int:
+    return DEFAULT_LEASE_MS if op.lease_us is None else ms_up(op.lease_us)
+
+
+def _common(op: Enqueue) -> list[str]:
+    """The contract's fields that tasks of one shape share."""
+    base = _BASE.search(op.backoff) if op.backoff else None
+    return [
+        "max_attempts",
+        str(op.max_attempts or DEFAULT_ATTEMPTS),
+        "timeout_ms",
+        str(_lease_ms(op)),
+        "backoff_ms",
+        base[1] if base else str(DEFAULT_BACKOFF_MS),
+    ]
+
+
+def _options(op: Enqueue) -> bytes:
+    given = Options(op.encoding, op.origin, op.backoff, op.timeout_us, op.result_ttl_us)
+    given.no_max, given.no_lease, given.no_payload = op.max_attempts == 0, op.lease_us is None, op.payload is None
+    return encode_json(given)
+
+
+def _enqueue(op: Enqueue) -> dict[str, Any]:
+    payload = b"null" if op.payload is None else op.payload
+    fields: list[str | msgspec.Raw] = ["id", op.id, "payload", _blob(payload), *_common(op)]
+    for name, value in (
+        ("gid", op.group),
+        ("idempotency_key", op.idempotency_key),
+        ("dead_queue", op.dead_queue),
+    ):
+        if value:
+            fields += (name, value)
+    for name, number in (("interval_us", op.interval_us), ("eta_us", op.eta_us)):
+        if number is not None:
+            fields += (name, str(number))
+    if _enqueue_shape(op) is None:
+        fields += ("more", "1")
+    if op.headers is not None:
+        fields += ("headers", _blob(encode_json(op.headers)))
+    if op.blocked_by:
+        fields += ("blocked_by", _blob(encode_json(op.blocked_by)))
+    made: dict[str, Any] = {
+        "queue": op.queue,
+        "id": op.id,
+        "name": op.name,
+        "fields": fields,
+        "lease": _lease_ms(op),
+        "fingerprint": op.fingerprint,
+        "data": b'{"payload_bytes":%d}' % (0 if op.payload is None else len(op.payload)),
+        "group": op.group,
+        "group_limit": op.group_limit or None,
+        "dead_queue": op.dead_queue,
+        "interval_us": None if op.interval_us is None else str(op.interval_us),
+        "ttl": maybe_up(op.result_ttl_us),
+        "options": _options(op),
+        **_moment(op),
+    }
+    if op.on_conflict != "error":
+        made["on_conflict"] = op.on_conflict
+    if op.blocked_by:
+        made["blocked_by"], made["dead_blockers"] = op.blocked_by, op.dead_blockers
+    if op.idempotency_key is not None:
+        made["key"], made["key_ttl"] = op.idempotency_key, ms_up(op.key_ttl_us)
+    return made
+
+
+def _moment(op: Enqueue | Reschedule | Requeue) -> dict[str, Any]:
+    eta = op.eta_us
+    return {"eta": maybe_up(eta), "eta_us": None if eta is None else str(eta), "delay": maybe_up(op.delay_us)}
+
+
+def _reserve(op: Reserve) -> dict[str, Any]:
+    return {
+        "queues": op.queues,
+        "token": op.token,
+        "limit": op.limit,
+        "lease": maybe_up(op.lease_us),
+        "worker": op.worker,
+    }
+
+
+def _target(op: OnTask) -> dict[str, Any]:
+    return {"queue": op.queue, "id": op.id}
+
+
+def _held(op: Held) -> dict[str, Any]:
+    return {"queue": op.queue, "id": op.id, "token": op.token, "late": op.late or None}
+
+
+def _ack_data(op: Ack) -> bytes:
+    size = 0 if op.result is None else len(op.result)
+    return b'{"result_bytes":%d}' % size if op.ran_us is None else b'{"ran_us":%d,"result_bytes":%d}' % (op.ran_us, size)
+
+
+def _ack(op: Ack) -> dict[str, Any]:
+    again = maybe_up(op.again_us)
+    return {**_held(op), "result": op.result, "encoding": op.encoding, "data": _ack_data(op), "again": again}
+
+
+def _failure(op: Retry | Fail) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    if op.error is not None:
+        data["error"] = {"type": op.error.type, "message": op.error.message[:500]}
+    if op.ran_us is not None:
+        data["ran_us"] = op.ran_us
+    if op.lost is not None:
+        data["lost"] = op.lost
+    return {
+        **_held(op),
+        "error": None if op.error is None else encode_json(op.error),
+        "words": words_of(op.error),
+        "data": encode_json(data) if data else None,
+        "lost": op.lost,
+    }
+
+
+def _retry(op: Retry) -> dict[str, Any]:
+    return {**_failure(op), "delay": maybe_up(op.delay_us), "due": maybe_up(op.due_us), "attempts": op.attempts}
+
+
+def _fail(op: Fail) -> dict[str, Any]:
+    return {**_failure(op), "again": maybe_up(op.again_us)}
+
+
+def _extend(op: Extend) -> dict[str, Any]:
+    return {**_held(op), "lease": maybe_up(op.lease_us)}
+
+
+def _progress(op: Progress) -> dict[str, Any]:
+    return {**_held(op), "progress": op.data, "data": b'{"progress":%b}' % op.data}
+
+
+def _cancel(op: Cancel) -> dict[str, Any]:
+    error = None if op.error is None else encode_json(op.error)
+    return {**_target(op), "token": op.token, "lost": op.lost, "error": error, "words": words_of(op.error)}
+
+
+def _reschedule(op: Reschedule) -> dict[str, Any]:
+    return {**_target(op), **_moment(op)}
+
+
+def _requeue(op: Requeue) -> dict[str, Any]:
+    return {**_target(op), **_moment(op), "reset_attempts": op.reset_attempts or None}
+
+
+def _remove(op: Remove) -> dict[str, Any]:
+    return {**_target(op), "if_state": None if op.if_state is None else int(op.if_state)}
+
+
+def _beat(op: Beat) -> dict[str, Any]:
+    return {"worker": op.info.worker, "gone": op.gone or None, "info": encode_json(op.info)}
+
+
+def _open_fan_in(op: OpenFanIn) -> dict[str, Any]:
+    return {"key": op.key, "expected": op.expected, "ttl": ms_up(op.ttl_us)}
+
+
+def _count_fan_in(op: CountFanIn) -> dict[str, Any]:
+    return {"key": op.key, "member": op.member}
+
+
+_ENCODERS: dict[type[Operation], Callable[[Any], dict[str, Any]]] = {
+    Enqueue: _enqueue,
+    Reserve: _reserve,
+    Ack: _ack,
+    Retry: _retry,
+    Fail: _fail,
+    Release: _held,
+    Extend: _extend,
+    Progress: _progress,
+    Cancel: _cancel,
+    Reschedule: _reschedule,
+    Requeue: _requeue,
+    Remove: _remove,
+    Beat: _beat,
+    OpenFanIn: _open_fan_in,
+    CountFanIn: _count_fan_in,
+}
+
+
+# -- up: outcomes --------------------------------------------------------------------------------
+
+
+def decode_answer(transaction: Sequence[Operation], answer: list[Any]) -> list[Outcome] | Refused:
+    """The outcomes of a transaction, or why it was refused."""
+    if answer and isinstance(answer[0], bytes):
+        kind, number = cast("tuple[bytes, int]", answer)
+        return refusal(kind.decode(), transaction[number - 1])
+    return [_outcome(op, reply) for op, reply in zip(transaction, answer, strict=True)]
+
+
+def _outcome(op: Operation, reply: list[Any]) -> Outcome:
+    if reply and reply[0] == b"before":
+        return _BEFORE[type(op)](op)
+    return _DECODERS[type(op)](op, reply)
+
+
+_TEXTS = {
+    "TaskNotFound": "no task {id!r} in queue {queue!r}",
+    "NotActive": "task {id!r} is not running",
+    "LeaseExpired": "the lease of task {id!r} ran out; stop working on it",
+    "TokenMismatch": "task {id!r} is held under another token; stop working on it",
+    "LeaseHeld": "the lease of task {id!r} was renewed",
+    "NotDead": "task {id!r} is no dead letter; only a FAILED task can be requeued",
+    "NotWaiting": "task {id!r} is not in a state for this; cancel a running one, requeue a FAILED one",
+    "DuplicateId": "task {id!r} is already there with another body; leave the id out or use another",
+    "IdempotencyConflict": "idempotency key {key!r} in queue {queue!r} was used for another body",
+}
+
+
+def refusal(kind: str, op: Operation) -> Refused:
+    """The error that the script names, about this operation."""
+    if isinstance(op, OpenFanIn):
+        return IdempotencyConflict(f"fan-in {op.key!r} is open with another number than {op.expected}")
+    words = {"id": getattr(op, "id", ""), "queue": getattr(op, "queue", ""), "key": getattr(op, "idempotency_key", "")}
+    return cast(Refused, getattr(errors, kind)(_TEXTS[kind].format(**words)))
+
+
+def _reserved(op: Reserve, reply: list[Any]) -> Reserved:
+    paused, next_at, tasks, now = reply
+    return Reserved(
+        tasks=[_leased(op, queue.decode(), values, now) for queue, values in tasks],
+        paused=tuple(name.decode() for name in paused),
+        next_at_us=None if next_at < 0 else next_at * 1000,
+    )
+
+
+def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
+    """The whole of a task's fields, or of a plain one only those that the caller does not know."""
+    if len(values) == len(FIELDS):
+        return record_of(queue, {name: value for name, value in zip(FIELDS, values, strict=True) if value is not None})
+    until, _, timeout_ms, _, created, due, _, _, found, id, payload, max_attempts = values
+    origin = origin_of(found)
+    options = origin.options
+    return Record(
+        id=id.decode(),
+        queue=queue,
+        name=origin.name,
+        payload=None if options.no_payload else payload,
+        encoding=options.encoding,
+        origin=options.origin,
+        due_us=int(due or created) * 1000,
+        timeout_us=options.timeout_us,
+        lease_us=None if options.no_lease else int(timeout_ms) * 1000,
+        result_ttl_us=options.result_ttl_us,
+        attempts=1,
+        max_attempts=0 if options.no_max else int(max_attempts),
+        backoff=options.backoff,
+        token=op.token,
+        lease_until_us=int(until) * 1000,
+        worker=op.worker or None,
+        fingerprint=origin.fingerprint,
+        created_at_us=int(created) * 1000,
+        updated_at_us=now * 1000,
+        started_at_us=now * 1000,
+        state=State.RUNNING,
+        seq=origin.seq,
+    )
+
+
+_DECODERS: dict[type[Operation], Callable[[Any, list[Any]], Outcome]] = {
+    Enqueue: lambda _, r: Enqueued(id=r[0].decode(), existed=r[1] == 1, state=state_of(r[2])),
+    Reserve: _reserved,
+    Ack: lambda _, r: Acked(state=state_of(r[0]), already=r[1] == 1),
+    Retry: lambda _, r: Retried(due_us=r[0] * 1000, state=state_of(r[1])),
+    Fail: lambda _, r: Failed(queue=r[0].decode(), state=state_of(r[1]), already=r[2] == 1),
+    Release: lambda _, r: Released(state=state_of(r[0])),
+    Extend: lambda _, r: Extended(lease_until_us=r[0] * 1000, cancel_requested=r[1] == 1),
+    Progress: lambda _, r: Extended(lease_until_us=r[0] * 1000, cancel_requested=r[1] == 1),
+    Cancel: lambda _, r: Cancelled(state=state_of(r[0])),
+    Reschedule: lambda _, r: Rescheduled(due_us=r[0] * 1000),
+    Requeue: lambda _, r: Requeued(state=state_of(r[0])),
+    Remove: lambda _, r: Removed(),
+    Beat: lambda _, r: Beaten(),
+    OpenFanIn: lambda _, r: FannedIn(left=r[0]),
+    CountFanIn: lambda _, r: FannedIn(left=r[0]),
+}
+
+# What a repeated operation answers when the first one was carried out and its answer got lost.
+_BEFORE: dict[type[Operation], Callable[[Any], Outcome]] = {
+    Ack: lambda _: Acked(state=State.DONE, already=True),
+    Fail: lambda op: Failed(queue=op.queue, already=True),
+    Retry: lambda _: Retried(due_us=0),
+    Extend: lambda _: Extended(lease_until_us=0, cancel_requested=False),
+    Progress: lambda _: Extended(lease_until_us=0, cancel_requested=False),
+    Release: lambda _: Released(state=State.READY),
+    Cancel: lambda _: Released(state=State.READY),
+    Requeue: lambda _: Requeued(state=State.READY),
+}

@@ -1,0 +1,48 @@
+"""The Redis driver on a real server against the whole contract and against the reference model."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+from support.redis_server import Server, running
+
+from omniq.storage.redis import RedisStorage
+from omniq.testing import FakeClock, conformance
+from omniq.testing.stateful import driver_machine
+
+_servers: list[Server] = []
+_databases = itertools.cycle(range(16))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for the module; the factories below are plain functions and cannot ask for fixtures."""
+    with running(Path(tmp_path_factory.mktemp("redis"))) as server:
+        _servers.append(server)
+        yield server
+        _servers.pop()
+
+
+def make_storage(clock: FakeClock) -> RedisStorage:
+    database = next(_databases)
+    with _servers[-1].client() as client:
+        client.execute_command("SELECT", database)
+        client.flushdb()
+    return RedisStorage(f"redis://127.0.0.1:{_servers[-1].port}/{database}", clock=clock)
+
+
+def reopen(storage: RedisStorage, clock: FakeClock) -> RedisStorage:
+    return RedisStorage(storage.url, clock=clock)
+
+
+test_conformance = conformance.tests(make_storage, reopen=reopen, capabilities=RedisStorage.capabilities)
+
+
+def test_the_reference_model_agrees() -> None:
+    run_state_machine_as_test(
+        driver_machine(make_storage),
+        settings=settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
+    )

@@ -1,0 +1,235 @@
+"""Random lives of a file store: any operation, through one of two storages, with a fault at any call, again and again."""
+
+import asyncio
+import errno
+import itertools
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from file_scenes import HOUR, SECOND, clock, job
+from file_truth import Dump, check_folder, difference, dump
+from support.faulty_files import FaultyFiles, LayeredStorage, Stopped
+
+from omniq.errors import StoreError
+from omniq.models import Blocker, State, TaskError
+from omniq.operations import (
+    Ack,
+    Beat,
+    Cancel,
+    Extend,
+    Fail,
+    Operation,
+    Progress,
+    Release,
+    Remove,
+    Requeue,
+    Reschedule,
+    Reserve,
+    Retention,
+    Retry,
+    WorkerInfo,
+)
+from omniq.storage import file_folder, machine
+from omniq.storage.file import FileStorage
+
+ROUNDS = int(os.environ.get("ROUNDS") or 20)
+QUEUES = ("q", "w")
+
+_numbers = itertools.count()
+
+
+class Life:
+    """Operations that make sense for what a store holds. The same dice give the same life."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self._numbers = itertools.count()
+
+    def one(self, found: Dump) -> Any:
+        """A call on a storage."""
+        dice, now = self.dice, clock()()
+        kind = dice.random()
+        if kind < 0.25:
+            transactions: list[tuple[Operation, ...]] = [self._enqueue(found) for _ in range(dice.randrange(1, 4))]
+        elif kind < 0.45:
+            token = f"{next(self._numbers):024x}"
+            queues = tuple(dice.sample(QUEUES, dice.randrange(1, 3)))
+            reserve = Reserve(queues=queues, token=token, limit=dice.randrange(1, 5), lease_us=HOUR, worker="w")
+            at = now + dice.choice((0, HOUR // 2))
+            return lambda storage: storage.apply([(reserve,)], at)
+        elif kind < 0.88:
+            ids = dice.sample(list(found["tasks"]), min(len(found["tasks"]), dice.randrange(1, 5)))
+            ops = [self._on(found["tasks"][id]) for id in ids]
+            transactions = [tuple(ops)] if dice.random() < 0.5 and ops else [(op,) for op in ops]
+            if dice.random() < 0.3:
+                transactions.append(self._enqueue(found))
+        else:
+            return self._steering(now)
+        return lambda storage: storage.apply(transactions)
+
+    def _enqueue(self, found: Dump) -> tuple[Operation, ...]:
+        dice = self.dice
+        more: dict[str, Any] = {}
+        if dice.random() < 0.4:
+            more["group"], more["group_limit"] = dice.choice("gh"), dice.randrange(3)
+        if dice.random() < 0.2:
+            more["idempotency_key"] = f"k-{dice.randrange(6)}"
+        id = f"t-{dice.randrange(40)}"
+        others = [known for known in found["tasks"] if known != id]
+        if dice.random() < 0.3 and others:
+            chosen = dice.sample(others, min(len(others), 2))
+            more["blocked_by"] = tuple(Blocker(known, found["tasks"][known]["queue"]) for known in chosen)
+        if dice.random() < 0.2:
+            more["delay_us"] = dice.choice((SECOND, HOUR))
+        if dice.random() < 0.2:
+            more["dead_queue"] = "dq"
+        if dice.random() < 0.2:
+            more["result_ttl_us"] = dice.choice((0, SECOND))
+        if dice.random() < 0.2:
+            more["on_conflict"] = "replace_finished"
+        return job(id, dice.choice(QUEUES), **more)
+
+    def _on(self, task: dict[str, Any]) -> Operation:
+        dice, place = self.dice, {"queue": task["queue"], "id": task["id"]}
+        state = State(task.get("state", State.READY))
+        if state is State.RUNNING:
+            held = {**place, "token": task["token"]}
+            return dice.choice(
+                [
+                    Ack(**held, result=b'{"n":1}'),
+                    Ack(**held, again_us=clock()() + HOUR),
+                    Retry(**held, error=TaskError("E")),
+                    Retry(**held, delay_us=SECOND),
+                    Fail(**held, error=TaskError("E")),
+                    Release(**held),
+                    Extend(**held, lease_us=2 * HOUR),
+                    Progress(**held, data=b"{}"),
+                    Cancel(**held),
+                    Cancel(**place),
+                ]
+            )
+        return dice.choice(
+            [
+                Cancel(**place),
+                Reschedule(**place, delay_us=dice.choice((0, HOUR))),
+                Requeue(**place, reset_attempts=True),
+                Remove(**place),
+            ]
+        )
+
+    def _steering(self, now: int) -> Any:
+        dice = self.dice
+        kept = Retention(dead_us=HOUR, events_us=None, events_max=30, workers_us=1)
+        beat = Beat(info=WorkerInfo(worker="w"), gone=dice.random() < 0.3)
+        limit, group, queue = dice.randrange(1, 4), dice.choice("gh"), dice.choice(QUEUES)
+        return dice.choice(
+            [
+                lambda storage: storage.pause(queue),
+                lambda storage: storage.resume(queue),
+                lambda storage: storage.set_group_limit(queue, group, limit),
+                lambda storage: storage.purge(kept, now + 2 * HOUR),
+                lambda storage: storage.sweep(),
+                lambda storage: storage.promote(queue, now_us=now + HOUR),
+                lambda storage: storage.allocate_ids(2),
+                lambda storage: storage.apply([(beat,)]),
+            ]
+        )
+
+
+async def after_it(path: Path, room: Path, call: Any) -> Dump:
+    """What the call makes of the store when nothing goes wrong."""
+    copy = room / f"{next(_numbers)}"
+    shutil.copytree(path, copy)
+    async with FileStorage(copy, clock=clock(), durability="process") as storage:
+        await call(storage)
+        found = await dump(storage)
+    shutil.rmtree(copy)
+    return found
+
+
+async def live(room: Path, steps: int, dice: random.Random) -> None:
+    path = room / f"{next(_numbers)}"
+    pair = [LayeredStorage(path, clock=clock()) for _ in range(2)]
+    for storage in pair:
+        await storage.open()
+    life, found = Life(dice), await dump(pair[0])
+    try:
+        for step in range(steps):
+            call, number = life.one(found), dice.randrange(2)
+            after = await after_it(path, room, call)
+            actor, how, at = pair[number], dice.choice(("fail", "stop", None)), dice.randrange(1, 30)
+            torn, error = dice.random() < 0.5, dice.choice((errno.EIO, errno.ENOSPC))
+            files: FaultyFiles = actor.files
+            if how is not None:
+                files.arm(at, how, error, torn)
+            raised: Exception | None = None
+            try:
+                await call(actor)
+            except (StoreError, Stopped) as exc:
+                raised = exc
+            where = f"step {step}: {how} at {at} of {files.kinds}: {raised!r}"
+            if how == "stop":
+                await actor.close()
+                pair[number] = LayeredStorage(path, clock=clock())
+                await pair[number].open()
+            files.disarm()
+            before, found = found, await dump(pair[dice.randrange(2)])
+            if raised is None:
+                assert difference(found, after) == [], where
+            elif found != before and (how == "fail" or found != after):
+                raise AssertionError(f"{where}: {difference(found, before)} / {difference(found, after)}")
+            check_folder(path, found)
+        for storage in pair:
+            assert difference(await dump(storage), found) == []
+        async with FileStorage(path, clock=clock(), durability="process") as storage:
+            assert difference(await dump(storage), found) == []
+            assert await storage.check() == []
+    finally:
+        for storage in pair:
+            await storage.close()
+    assert not list((path / "corrupt").iterdir())
+    shutil.rmtree(path)
+
+
+def test_a_group_that_was_purged_and_came_back_is_served_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
+            await storage.apply([job("first", group="g")])
+            await storage.apply([(Remove(queue="q", id="first"),)])
+            assert await storage.purge(Retention()) == 1
+            await storage.apply([job("second", group="g")])
+        async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
+            granted = await storage.reserve("q", 30)
+            assert granted is not None
+            assert granted.id == "second"
+
+    asyncio.run(main())
+
+
+def live_with_small_files(room: Path, patch: pytest.MonkeyPatch, steps: int, seed: int) -> None:
+    dice = random.Random(seed)
+    patch.setattr(file_folder, "JOURNAL_BYTES", dice.choice((1, 3000, 20_000, 1 << 20)))
+    patch.setattr(file_folder, "SEGMENT_BYTES", dice.choice((1, 600, 3000, 1 << 20)))
+    patch.setattr(file_folder, "TIDY_BYTES", dice.choice((1, 500, 1 << 14)))
+    patch.setattr(machine, "CASCADE_LIMIT", dice.choice((1, 3, 1000)))
+    asyncio.run(live(room, steps, dice))
+
+
+def test_a_store_that_is_hurt_again_and_again_always_tells_the_truth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    for n in range(4):
+        live_with_small_files(tmp_path, monkeypatch, 25, seed + n)
+
+
+@pytest.mark.slow
+def test_many_stores_that_are_hurt_again_and_again_tell_the_truth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    for n in range(5 * ROUNDS):
+        print(f"life {n}")
+        live_with_small_files(tmp_path, monkeypatch, 120, seed + n)

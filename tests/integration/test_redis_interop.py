@@ -1,0 +1,310 @@
+"""The published client and ours on one Redis, in both directions. It is a guest here, in an environment of its own."""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.guest import NoGuest, make_guest
+from support.redis_server import Server
+from support.waiting import wait_for
+
+from omniq import OmniQ, RedisStorage, Settings
+from omniq.contract import ContractClient
+
+QUEUE = "shared"
+SUPPORT = Path(__file__).parent.parent / "support"
+MINUTE_MS = 60_000
+
+
+@pytest.fixture(scope="session")
+def guest_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python that has the published client, which has the name of our package, and nothing of ours."""
+    try:
+        return make_guest(tmp_path_factory.mktemp("guest"))
+    except NoGuest as exc:
+        pytest.skip(f"the published client cannot be installed here: {exc}")
+
+
+def value_of(answer: Any, name: str) -> Any:
+    return answer[name] if isinstance(answer, dict) else getattr(answer, name)
+
+
+class Theirs:
+    """The published client in a process of its own."""
+
+    def __init__(self, python: str, port: int) -> None:
+        command = [python, str(SUPPORT / "guest_side.py"), str(port)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(**arguments: Any) -> Any:
+            stdin, stdout = self._process.stdin, self._process.stdout
+            assert stdin is not None
+            assert stdout is not None
+            stdin.write(json.dumps({"method": method, "arguments": arguments}) + "\n")
+            stdin.flush()
+            answer = json.loads(stdout.readline())
+            if "error" in answer:
+                raise RuntimeError(answer["error"])
+            return answer["ok"]
+
+        return call
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Ours:
+    """Our client, called with the same keywords."""
+
+    def __init__(self, url: str) -> None:
+        self.client = ContractClient.from_url(url)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return getattr(self.client, method)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+@pytest.fixture
+def sides(redis_server: Server, redis_url: str, guest_python: str) -> Iterator[dict[str, Any]]:
+    sides = {"ours": Ours(redis_url), "theirs": Theirs(guest_python, redis_server.port)}
+    yield sides
+    try:
+        assert sides["ours"].repair() == [], "counters or indexes do not tell the truth"
+    finally:
+        for side in sides.values():
+            side.close()
+
+
+@pytest.fixture(params=["ours", "theirs"])
+def giver(request: pytest.FixtureRequest, sides: dict[str, Any]) -> Any:
+    """Who publishes, or begins."""
+    return sides[request.param]
+
+
+@pytest.fixture
+def taker(giver: Any, sides: dict[str, Any]) -> Any:
+    """The other one."""
+    return next(side for side in sides.values() if side is not giver)
+
+
+def reserve(side: Any) -> dict[str, Any] | None:
+    job = side.reserve(queue=QUEUE)
+    if job is None:
+        return None
+    names = (
+        ["status"] if value_of(job, "status") == "PAUSED" else ["status", "job_id", "payload", "attempt", "gid", "lease_token"]
+    )
+    return {name: value_of(job, name) for name in names}
+
+
+def held(job: dict[str, Any] | None) -> dict[str, Any]:
+    assert job is not None
+    return {"queue": QUEUE, "job_id": job["job_id"], "lease_token": job["lease_token"]}
+
+
+def test_a_job_of_one_is_run_by_the_other(giver: Any, taker: Any) -> None:
+    job_id = giver.publish(queue=QUEUE, payload={"n": 1, "text": "ü🦑"})
+    job = reserve(taker)
+    assert job is not None
+    assert (job["job_id"], job["attempt"], job["gid"]) == (job_id, 1, "")
+    assert json.loads(job["payload"]) == {"n": 1, "text": "ü🦑"}
+    taker.ack_success(**held(job))
+    assert reserve(giver) is None
+    assert reserve(taker) is None
+
+
+def test_a_lease_of_one_is_known_to_the_other(giver: Any, taker: Any) -> None:
+    giver.publish(queue=QUEUE, payload=[1], timeout_ms=MINUTE_MS)
+    job = reserve(taker)
+    assert reserve(giver) is None
+    beaten = giver.heartbeat(**held(job))
+    assert beaten >= int(time.time() * 1000) + MINUTE_MS - 5000
+    with pytest.raises(Exception, match="TOKEN_MISMATCH"):
+        giver.ack_success(**(held(job) | {"lease_token": "0" * 40}))
+    giver.ack_success(**held(job))
+    with pytest.raises(Exception, match="TOKEN_MISMATCH"):
+        taker.heartbeat(**held(job))
+
+
+def test_failures_are_retried_and_end_as_dead_letters(giver: Any, taker: Any) -> None:
+    job_id = giver.publish(queue=QUEUE, payload=[1], max_attempts=2, backoff_ms=1)
+    job = reserve(taker)
+    status, due_ms = taker.ack_fail(**held(job), error="ValueError: first")
+    assert status == "RETRY"
+    assert due_ms is not None
+    wait_for(lambda: time.time() * 1000 > due_ms + 1)
+    assert giver.promote_delayed(queue=QUEUE) == 1
+    job = reserve(giver)
+    assert job is not None
+    assert (job["job_id"], job["attempt"]) == (job_id, 2)
+    assert list(giver.ack_fail(**held(job), error="ValueError: second")) == ["FAILED", None]
+    taker.retry_failed(queue=QUEUE, job_id=job_id)
+    job = reserve(giver)
+    assert job is not None
+    assert (job["job_id"], job["attempt"]) == (job_id, 1)
+    giver.ack_success(**held(job))
+
+
+def test_a_delayed_job_comes_at_its_time(giver: Any, taker: Any) -> None:
+    due_ms = int(time.time() * 1000) + 2000
+    job_id = giver.publish(queue=QUEUE, payload=[1], due_ms=due_ms)
+    assert reserve(taker) is None
+    wait_for(lambda: time.time() * 1000 > due_ms + 5)
+    assert taker.promote_delayed(queue=QUEUE) == 1
+    job = reserve(taker)
+    assert job is not None
+    assert job["job_id"] == job_id
+    taker.ack_success(**held(job))
+
+
+def test_a_group_has_one_limit_for_both(giver: Any, taker: Any) -> None:
+    ids = [giver.publish(queue=QUEUE, payload=[n], gid="g", group_limit=2) for n in range(2)]
+    ids += [taker.publish(queue=QUEUE, payload=[n], gid="g", group_limit=9) for n in range(2)]
+    first, second = reserve(giver), reserve(taker)
+    assert first is not None
+    assert second is not None
+    assert [first["job_id"], second["job_id"]] == ids[:2]
+    assert reserve(giver) is None
+    assert reserve(taker) is None
+    giver.ack_success(**held(second))
+    third = reserve(taker)
+    assert third is not None
+    assert third["job_id"] == ids[2]
+    assert reserve(giver) is None
+    taker.ack_success(**held(first))
+    taker.ack_success(**held(third))
+    giver.ack_success(**held(reserve(giver)))
+
+
+def test_both_take_turns_between_groups_and_the_rest(giver: Any, taker: Any) -> None:
+    for n in range(4):
+        giver.publish(queue=QUEUE, payload=[n], job_id=f"u{n}")
+        taker.publish(queue=QUEUE, payload=[n], job_id=f"g{n}", gid=f"group{n}")
+    jobs = [reserve(side) for _ in range(4) for side in (giver, taker)]
+    assert [job["job_id"] for job in jobs if job] == ["g0", "u0", "g1", "u1", "g2", "u2", "g3", "u3"]
+    for job in jobs:
+        giver.ack_success(**held(job))
+
+
+def test_a_pause_holds_for_both(giver: Any, taker: Any) -> None:
+    giver.publish(queue=QUEUE, payload=[1])
+    giver.publish(queue=QUEUE, payload=[2])
+    running = reserve(taker)
+    assert giver.pause(queue=QUEUE) == "OK"
+    assert taker.is_paused(queue=QUEUE)
+    assert reserve(taker) == {"status": "PAUSED"}
+    taker.ack_success(**held(running))
+    assert taker.resume(queue=QUEUE) == 1
+    assert giver.resume(queue=QUEUE) == 0
+    giver.ack_success(**held(reserve(giver)))
+
+
+def test_a_lost_lease_is_taken_back_by_the_other(giver: Any, taker: Any) -> None:
+    job_id = giver.publish(queue=QUEUE, payload=[1], timeout_ms=50, backoff_ms=1, gid="g")
+    lost = reserve(taker)
+    time.sleep(0.1)
+    assert giver.reap_expired(queue=QUEUE) == 1
+    with pytest.raises(Exception, match="TOKEN_MISMATCH"):
+        taker.ack_success(**held(lost))
+    time.sleep(0.01)
+    giver.promote_delayed(queue=QUEUE)
+    again = reserve(giver)
+    assert again is not None
+    assert (again["job_id"], again["attempt"]) == (job_id, 2)
+    giver.ack_success(**held(again))
+
+
+def test_removing_and_counting_children_are_shared(giver: Any, taker: Any) -> None:
+    job_id = giver.publish(queue=QUEUE, payload=[1])
+    taker.remove_job(queue=QUEUE, job_id=job_id, lane="wait")
+    assert reserve(giver) is None
+    giver.childs_init(key="k", expected=2)
+    assert taker.child_ack(key="k", child_id="a") == 1
+    assert giver.child_ack(key="k", child_id="b") == 0
+
+
+def test_our_task_is_finished_by_theirs_and_frees_who_waits(sides: dict[str, Any], redis_url: str) -> None:
+    theirs = sides["theirs"]
+    with OmniQ.from_url(redis_url, settings=Settings(default_queue=QUEUE)) as oq:
+        first = oq.enqueue("jobs:first")
+        second = oq.options(blocked_by=[first]).enqueue("jobs:second")
+        theirs.ack_success(**held(reserve(theirs)))
+        assert reserve(theirs) is None
+        sweep(redis_url)  # as every worker does twice a second
+        job = reserve(theirs)
+        assert job is not None
+        assert job["job_id"] == second
+        theirs.ack_success(**held(job))
+        sweep(redis_url)
+        assert oq.get_task(first).status == oq.get_task(second).status == "SUCCESS"
+
+
+def sweep(url: str) -> None:
+    async def main() -> None:
+        async with RedisStorage(url) as storage:
+            await storage.sweep()
+
+    asyncio.run(main())
+
+
+def test_both_consume_one_queue_while_their_processes_are_killed(
+    sides: dict[str, Any], guest_python: str, redis_server: Server, redis_url: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "ran"
+    log.touch()
+    commands = [
+        [guest_python, str(SUPPORT / "guest_side.py"), str(redis_server.port), QUEUE, str(log)],
+        [sys.executable, str(SUPPORT / "own_side.py"), redis_url, QUEUE, str(log)],
+    ]
+
+    def start(n: int) -> subprocess.Popen[str]:
+        process = subprocess.Popen(commands[n % 2], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    chance = random.Random(4)
+    options: dict[str, Any] = {"queue": QUEUE, "timeout_ms": 500, "backoff_ms": 10, "max_attempts": 50}
+    ids: list[str] = []
+    processes = [start(n) for n in range(4)]
+    try:
+        for round in range(6):
+            for n in range(40):
+                side = sides["ours" if n % 2 else "theirs"]
+                group = {} if n % 3 else {"gid": f"g{n % 4}", "group_limit": 1}
+                ids.append(side.publish(payload=[n], **options, **group))
+            victim = chance.randrange(4)
+            processes[victim].kill()
+            processes[victim].wait()
+            assert processes[victim].stdout is not None
+            processes[victim].stdout.close()
+            processes[victim] = start(victim + round % 2 * 2)
+        client = redis_server.client()
+        wait_for(lambda: len(set(log.read_text().split()[1::2])) == len(ids), within=60)
+        wait_for(lambda: sum(client.zcard(f"{{{QUEUE}}}:{name}") for name in ("active", "delayed", "idx:wait")) == 0, within=30)
+        assert client.llen(f"{{{QUEUE}}}:failed") == 0
+        client.close()
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait(20)
+            assert process.stdout is not None
+            process.stdout.close()
+    ran = [line.split() for line in log.read_text().splitlines()]
+    assert set(ids) == {job_id for _, job_id in ran}
+    assert set(Counter(side for side, _ in ran)) == {"ours", "theirs"}, "both sides had work"
