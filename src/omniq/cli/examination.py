@@ -48,7 +48,7 @@ async def examine(store: str | None, repair: bool) -> list[Finding]:
         async with oq:
             found = await _look(oq.storage, repair)
     except StoreError as exc:
-        found = [_closed(exc)]
+        found = [_closed(exc, oq.storage.capabilities.local)]
     return [*found, *place]
 
 
@@ -65,12 +65,14 @@ async def _look(storage: BaseStorage, repair: bool) -> list[Finding]:
     ]
 
 
-def _closed(exc: StoreError) -> Finding:
+def _closed(exc: StoreError, local: bool) -> Finding:
     if isinstance(exc, StoreTooNew):
         return Finding(check="version", status="wrong", message=str(exc), remedy="upgrade omniq on this machine")
     if isinstance(exc, StoreFull):
         return Finding(check="disk", status="wrong", message=str(exc), remedy="free disk space, or omniq purge --older-than 7d")
-    remedy = "check the path, its permissions and its disk; if the file is damaged, restore a backup"
+    remedy = "check that the server runs, and that the URL is right"
+    if local:
+        remedy = "check the path, its permissions and its disk; if the file is damaged, restore a backup"
     return Finding(check="open", status="wrong", message=f"the store cannot be used: {exc}", remedy=remedy)
 
 
