@@ -46,7 +46,8 @@ def purge_command(
             else:
                 ended = await storage.purge_results(edge)
                 old = await _purge_events(storage, age) if events else 0
-        said = f"{'would delete' if dry_run else 'deleted'} {count(ended, 'result with its ended task', 'results with their ended tasks')}"
+        gone = count(ended, "result with its ended task", "results with their ended tasks")
+        said = f"{'would delete' if dry_run else 'deleted'} {gone}"
         print_line(said + (f", and {count(old, 'event')}" if events else ""))
 
     run(work)
