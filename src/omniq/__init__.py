@@ -1,41 +1,88 @@
-"""omniq: a job queue that is embedded in your script, durable by default."""
+"""omniq: a job queue that is embedded in your script, durable by default.
+
+Names are imported when they are first used, so that a program pays only for what it uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from omniq._version import __version__
-from omniq.config import Settings, load_settings
-from omniq.context import TaskCancelled, TaskContext, current_task
-from omniq.core import AsyncOmniQ, OmniQ
-from omniq.errors import (
-    ConfigError,
-    DriverClosed,
-    DuplicateId,
-    IdempotencyConflict,
-    Invalid,
-    LeaseExpired,
-    NotActive,
-    OmniQError,
-    OutcomeUnknown,
-    Refused,
-    Retry,
-    SerializationError,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-    TaskNotFound,
-    TokenMismatch,
-    Unrecoverable,
-)
-from omniq.middleware import Middleware
-from omniq.models import Event, Schedule, State, Task, TaskError, TaskResult, TaskStatus
-from omniq.operations import Filter, QueueCounts
-from omniq.queue import AsyncTaskQueue
-from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
-from omniq.storage.base import BaseStorage
-from omniq.storage.file import FileStorage
-from omniq.storage.memory import MemoryStorage
-from omniq.storage.redis import RedisStorage
-from omniq.storage.sqlite import SQLiteStorage
-from omniq.tasks import TaskFunction, handler, task
-from omniq.worker import AsyncWorkerPool, WorkerPool
+
+if TYPE_CHECKING:
+    from omniq.config import Settings, load_settings
+    from omniq.context import TaskCancelled, TaskContext, current_task
+    from omniq.core import AsyncOmniQ, OmniQ
+    from omniq.errors import (
+        ConfigError,
+        DriverClosed,
+        DuplicateId,
+        IdempotencyConflict,
+        Invalid,
+        LeaseExpired,
+        NotActive,
+        OmniQError,
+        OutcomeUnknown,
+        Refused,
+        Retry,
+        SerializationError,
+        StoreError,
+        StoreFull,
+        StoreUnavailable,
+        TaskNotFound,
+        TokenMismatch,
+        Unrecoverable,
+    )
+    from omniq.middleware import Middleware
+    from omniq.models import Event, Schedule, State, Task, TaskError, TaskResult, TaskStatus
+    from omniq.operations import Filter, QueueCounts
+    from omniq.queue import AsyncTaskQueue
+    from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
+    from omniq.storage.base import BaseStorage
+    from omniq.storage.file import FileStorage
+    from omniq.storage.memory import MemoryStorage
+    from omniq.storage.redis import RedisStorage
+    from omniq.storage.sqlite import SQLiteStorage
+    from omniq.tasks import TaskFunction, handler, task
+    from omniq.worker import AsyncWorkerPool, WorkerPool
+
+_PLACES = {
+    "omniq.config": "Settings load_settings",
+    "omniq.context": "TaskCancelled TaskContext current_task",
+    "omniq.core": "AsyncOmniQ OmniQ",
+    "omniq.errors": (
+        "ConfigError DriverClosed DuplicateId IdempotencyConflict Invalid LeaseExpired NotActive OmniQError "
+        "OutcomeUnknown Refused Retry SerializationError StoreError StoreFull StoreUnavailable TaskNotFound "
+        "TokenMismatch Unrecoverable"
+    ),
+    "omniq.middleware": "Middleware",
+    "omniq.models": "Event Schedule State Task TaskError TaskResult TaskStatus",
+    "omniq.operations": "Filter QueueCounts",
+    "omniq.queue": "AsyncTaskQueue",
+    "omniq.serialization": "CloudpickleSerializer MsgspecSerializer Serializer",
+    "omniq.storage.base": "BaseStorage",
+    "omniq.storage.file": "FileStorage",
+    "omniq.storage.memory": "MemoryStorage",
+    "omniq.storage.redis": "RedisStorage",
+    "omniq.storage.sqlite": "SQLiteStorage",
+    "omniq.tasks": "TaskFunction handler task",
+    "omniq.worker": "AsyncWorkerPool WorkerPool",
+}
+_HOME = {name: module for module, names in _PLACES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'omniq' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
+
 
 __all__ = [
     "AsyncOmniQ",

@@ -12,7 +12,7 @@ from omniq.config import Settings, load_settings
 from omniq.errors import DriverClosed
 from omniq.middleware import Middleware
 from omniq.models import Event, Task, TaskResult
-from omniq.operations import Filter, QueueCounts
+from omniq.operations import Filter, GroupInfo, QueueCounts, WorkerInfo
 from omniq.portal import Portal
 from omniq.queue import AsyncTaskQueue, Batch, Row, with_schedule
 from omniq.storage.base import BaseStorage
@@ -121,9 +121,23 @@ class AsyncOmniQ:
         """What each queue holds."""
         return await self.queue.counts()
 
+<<<<<<< HEAD
     async def events(self, after: int = 0, limit: int = 1000, *, shard: str = "") -> list[Event]:
         """Events after sequence number `after`, oldest first; go on with the last `seq`. On Redis each queue is a shard."""
         return await self.queue.events(after, limit, shard)
+=======
+    async def groups(self, queue: str, *, cursor: str | None = None, limit: int = 50) -> tuple[list[GroupInfo], str | None]:
+        """The groups of a queue by name, and the cursor of the next page."""
+        return await self.storage.groups(queue, cursor, limit)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers that gave a sign of life within the last hour and have not said goodbye."""
+        return await self.storage.workers()
+
+    async def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Events after sequence number `after`, oldest first; go on with the last one's `seq`."""
+        return await self.queue.events(after, limit)
+>>>>>>> cli
 
     async def history(self, task_id: str) -> list[Event]:
         """Everything that happened to one task."""
@@ -138,6 +152,14 @@ class AsyncOmniQ:
     async def requeue(self, task_id: str, *, reset_attempts: bool = False) -> None:
         """Run a FAILED task again."""
         await self.queue.requeue(task_id, reset_attempts=reset_attempts)
+
+    async def remove(self, task_id: str) -> None:
+        """Delete a task that is not running, with its result and its idempotency key."""
+        await self.queue.remove(task_id)
+
+    async def check(self, repair: bool = False) -> list[str]:
+        """What is wrong with the store, one sentence each; with `repair`, what can be counted anew is set right."""
+        return await self.storage.check(repair)
 
     async def pause(self, queue: str) -> None:
         """Stop handing out tasks of a queue; running ones go on."""
@@ -302,7 +324,19 @@ class OmniQ:
         """What each queue holds."""
         return self._call(self._async.counts())
 
+<<<<<<< HEAD
     def events(self, after: int = 0, limit: int = 1000, *, shard: str = "") -> list[Event]:
+=======
+    def groups(self, queue: str, *, cursor: str | None = None, limit: int = 50) -> tuple[list[GroupInfo], str | None]:
+        """See `AsyncOmniQ.groups`."""
+        return self._call(self._async.groups(queue, cursor=cursor, limit=limit))
+
+    def workers(self) -> list[WorkerInfo]:
+        """See `AsyncOmniQ.workers`."""
+        return self._call(self._async.workers())
+
+    def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
+>>>>>>> cli
         """See `AsyncOmniQ.events`."""
         return self._call(self._async.events(after, limit, shard=shard))
 
@@ -317,6 +351,14 @@ class OmniQ:
     def requeue(self, task_id: str, *, reset_attempts: bool = False) -> None:
         """Run a FAILED task again."""
         self._call(self._async.requeue(task_id, reset_attempts=reset_attempts))
+
+    def remove(self, task_id: str) -> None:
+        """See `AsyncOmniQ.remove`."""
+        self._call(self._async.remove(task_id))
+
+    def check(self, repair: bool = False) -> list[str]:
+        """See `AsyncOmniQ.check`."""
+        return self._call(self._async.check(repair))
 
     def pause(self, queue: str) -> None:
         """Stop handing out tasks of a queue; running ones go on."""

@@ -10,9 +10,10 @@ from typing import Literal
 
 import msgspec
 
-from omniq.models import DEFAULT_QUEUE, Blocker, Record, State, TaskError
+from omniq.models import DEFAULT_QUEUE, Blocker, Record, State, StoredResult, TaskError, TaskStatus
 
 Lost = Literal["expired", "worker_lost"]
+KEY_TTL_US = 86_400_000_000  # how long an idempotency key lives, unless it is told
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -43,7 +44,7 @@ class Enqueue(Operation, frozen=True, gc=False, kw_only=True):
     blocked_by: tuple[Blocker, ...] = ()
     dead_blockers: Literal["fail", "ignore"] = "fail"
     idempotency_key: str | None = None
-    key_ttl_us: int = 86_400_000_000
+    key_ttl_us: int = KEY_TTL_US
     fingerprint: str = ""
     on_conflict: Literal["error", "return", "replace_finished"] = "error"
 
@@ -297,6 +298,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks `find` returns; what is not given does not matter."""
 
     states: tuple[State, ...] = ()
+    statuses: tuple[TaskStatus, ...] = ()
     queue: str | None = None
     name: str | None = None
     group: str | None = None
@@ -315,6 +317,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     def matches(self, task: Record) -> bool:
         return (
             (not self.states or task.state in self.states)
+            and (not self.statuses or task.status in self.statuses)
             and (self.queue is None or task.queue == self.queue)
             and (self.name is None or task.name == self.name)
             and (self.group is None or task.group == self.group)
@@ -375,6 +378,13 @@ class EventRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     shard: str = ""
 
 
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as another store kept it, with its result if it has one."""
+
+    record: Record
+    result: StoredResult | None = None
+
+
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
     """How long `purge` keeps things; results go by the ttl that each task carries."""
 
@@ -397,6 +407,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     events_gapless: bool = True
     due_order: bool = True
     local: bool = True
+    restores: bool = False
     max_transaction: int = 10_000
     max_payload: int = 64 * 1024 * 1024
 

@@ -39,6 +39,7 @@ from omniq.operations import (
     Filter,
     Operation,
     QueueCounts,
+    Remove,
     Requeue,
     Retry,
 )
@@ -228,6 +229,13 @@ class AsyncTaskQueue:
         if record is None:
             raise TaskNotFound(f"no task {task_id!r} in this store")
         await self.apply_one(Requeue(queue=record.queue, id=task_id, reset_attempts=reset_attempts))
+
+    async def remove(self, task_id: str) -> None:
+        """Delete a task that is not running. Raises `NotWaiting` for one that is, `TaskNotFound` for an unknown id."""
+        record = await self.storage.get(task_id)
+        if record is None:
+            raise TaskNotFound(f"no task {task_id!r} in this store")
+        await self.apply_one(Remove(queue=record.queue, id=task_id))
 
     # -- out ---------------------------------------------------------------------------------------
 

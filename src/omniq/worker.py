@@ -176,9 +176,7 @@ class AsyncWorkerPool:
         """
         if not self._tasks:
             return
-        self._stopping = True
-        self._give_back_buffer()
-        self._wake.set()
+        self._take_no_more()
         await self._until_empty(self.grace if grace is None else grace)
         for run in list(self._runner.running.values()):
             log.warning("handing back %s: still running after the grace time", run.record.name, extra=log_fields(run.record))
@@ -198,7 +196,18 @@ class AsyncWorkerPool:
         self._runner.close()
         self._tasks = []
 
-    async def _until_empty(self, timeout: float) -> None:
+    async def finish(self) -> None:
+        """Take no more tasks, give back what has not started, and return when what runs has ended; `stop()` does the rest."""
+        if self._tasks:
+            self._take_no_more()
+            await self._until_empty(None)
+
+    def _take_no_more(self) -> None:
+        self._stopping = True
+        self._give_back_buffer()
+        self._wake.set()
+
+    async def _until_empty(self, timeout: float | None) -> None:
         try:
             async with asyncio.timeout(timeout):
                 while self._runner.running:

@@ -5,6 +5,7 @@ import re
 import sqlite3
 from pathlib import Path
 
+import cli_pages
 import pytest
 
 import omniq
@@ -110,16 +111,33 @@ def test_every_event_is_in_the_reference(docs: Path, repository: Path) -> None:
     assert missing(omniq.Event.__struct_fields__, section(docs / "reference/events.md", "## Fields")) == []
 
 
-def test_every_option_of_the_command_is_in_the_reference(docs: Path) -> None:
-    from typer.main import get_command
+def test_the_pages_of_the_commands_are_made_from_their_help(docs: Path) -> None:
+    made = cli_pages.pages()
+    there = {path.name: path.read_text() for path in (docs / "reference/cli").glob("*.md")}
+    assert sorted(made) == sorted(there)
+    stale = [name for name in made if made[name] != there[name]]
+    assert stale == [], "run: python tests/docs/cli_pages.py"
 
-    from omniq.cli.app import app
 
-    text = code(docs / "reference/cli.md")
-    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
-        assert f"omniq {name}" in text
-        options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
-        assert [option for option in options if option != "--help" and option not in text] == []
+def test_every_command_and_option_has_words_and_an_example(docs: Path) -> None:
+    overview = (docs / "reference/cli.md").read_text()
+    for path, command in cli_pages.commands():
+        assert command.help, f"{path} says nothing"
+        assert "Example: " in command.help, f"{path} has no example"
+        shown = [p for p in command.params if not getattr(p, "hidden", False) and p.name not in cli_pages.OF_EVERY_COMMAND]
+        assert [p.name for p in shown if not p.help] == [], path
+        name = path.split()[1]
+        assert f"[`omniq {name}`](cli/{name}.md)" in overview, name
+
+
+def test_every_command_takes_a_store_and_every_reading_one_json() -> None:
+    without_store = {"omniq migrate", "omniq send"}
+    reading = {"tasks list", "tasks show", "dlq list", "queues", "groups", "result"}
+    for path, command in cli_pages.commands():
+        options = {option for p in command.params for option in p.opts}
+        assert "--store" in options or path in without_store, path
+        if path.removeprefix("omniq ") in reading:
+            assert "--json" in options, path
 
 
 def test_every_verb_attribute_limit_and_error_of_the_line_protocol_is_in_the_reference(docs: Path) -> None:
@@ -158,13 +176,13 @@ def test_every_name_of_the_clients_and_the_server_is_in_the_api_reference(docs: 
 
 
 def test_every_option_of_the_server_has_its_default_in_the_reference(docs: Path) -> None:
-    page = section(docs / "reference/cli.md", "## `omniq serve`")
+    page = (docs / "reference/cli/serve.md").read_text()
     for name, default in zip(ServeOptions.__struct_fields__, ServeOptions.__struct_defaults__, strict=True):
         row = re.search(rf"^\| `--{name.replace('_', '-')}.*$", page, re.MULTILINE)
         if name not in ("token", "tls_key", "backoff"):
             assert row is not None, name
-            shown = f"`{default:g}s`" if isinstance(default, float) else str(default)
-            assert default in (None, False) or shown in row[0], name
+            shown = f"{default:g}s" if isinstance(default, float) else str(default)
+            assert default in (None, False) or f"Default {shown}." in row[0], name
 
 
 def test_every_table_and_column_is_in_the_reference(docs: Path) -> None:

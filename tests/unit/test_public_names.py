@@ -27,12 +27,17 @@ PLACES = {
 def test_all_is_sorted_and_complete() -> None:
     assert omniq.__all__ == sorted(omniq.__all__)
     assert len(set(omniq.__all__)) == len(omniq.__all__)
-    public = {
-        name
-        for name, value in vars(omniq).items()
-        if not name.startswith("_") and not inspect.ismodule(value) and name != "annotations"
-    }
+    named = {name for names in omniq._PLACES.values() for name in names.split()}
+    assert named == set(omniq.__all__) - {"__version__"}
+    loaded = {name: getattr(omniq, name) for name in dir(omniq) if not name.startswith("_")}
+    helpers = {"Any", "TYPE_CHECKING", "annotations"}
+    public = {name for name, value in loaded.items() if not inspect.ismodule(value)} - helpers
     assert public == set(omniq.__all__) - {"__version__"}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = omniq.nothing  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("module", PLACES)

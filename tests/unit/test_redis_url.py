@@ -69,5 +69,5 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
     for name in loaded:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(ConfigError, match=r"omniq\[redis\]"):
+    with pytest.raises(ConfigError, match=r"\.\[redis\]"):
         RedisStorage("redis://example/0")

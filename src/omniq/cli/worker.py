@@ -1,105 +1,93 @@
-"""`omniq worker`: a worker pool with signals, import path and log lines."""
+"""`omniq worker`: its options. One process is in `working`, several are in `supervisor`."""
 
 from __future__ import annotations
 
-import asyncio
-import importlib
-import logging
-import os
-import signal
-import sys
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Annotated
 
-import msgspec
+import typer
 
-from omniq.config import load_settings
-from omniq.core import AsyncOmniQ
-from omniq.errors import ConfigError
-from omniq.logs import set_up_logging
-from omniq.storage.url import mask
-from omniq.tasks import REGISTRY
-from omniq.worker import AsyncWorkerPool
-
-log = logging.getLogger("omniq.cli")
+from omniq.cli.stores import StoreOption
+from omniq.cli.values import names, seconds, size
+from omniq.errors import Invalid
 
 
-def run_worker(
-    modules: Sequence[str],
-    store: str | None,
-    queues: Sequence[str] | None,
-    concurrency: int,
-    grace: float | None,
-    drain: bool,
-) -> int:
-    settings = load_settings()
-    set_up_logging(settings.log_level)
-    if grace is not None:
-        settings = msgspec.structs.replace(settings, grace=grace)
-    url = store or settings.url
-    _import_modules(modules)
-    oq = AsyncOmniQ.from_url(url, settings=settings)
-    log.info(
-        "store %s; modules %s; tasks %s",
-        mask(url),
-        ", ".join(modules),
-        ", ".join(sorted(REGISTRY)) or "(none registered)",
+def worker_command(
+    modules: Annotated[
+        list[str],
+        typer.Argument(metavar="MODULE...", help="Modules with tasks; their functions and all registered tasks may run."),
+    ],
+    queues: Annotated[
+        str | None,
+        typer.Option("--queues", metavar="A,B", help="Queues to serve, in this order. Default: all.", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, help="How many tasks run at once, per process.")
+    ] = 10,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes", metavar="N", min=1, max=1000, help="How many worker processes; those that die are replaced."
+        ),
+    ] = 1,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Restart when Python files of the working folder change. For development.")
+    ] = False,
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            "--grace", metavar="DURATION", help="Time that running tasks get after SIGTERM. Default: 25s.", show_default=False
+        ),
+    ] = None,
+    drain_and_exit: Annotated[
+        bool,
+        typer.Option("--drain-and-exit", help="End when nothing is ready, running or waiting for a retry; later etas stay."),
+    ] = False,
+    max_tasks: Annotated[
+        int | None,
+        typer.Option("--max-tasks", metavar="N", min=1, help="Replace a worker process after it has begun so many tasks."),
+    ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option("--max-memory", metavar="SIZE", help="Replace a worker process that has grown beyond 500MB, 2GB."),
+    ] = None,
+    link: Annotated[str | None, typer.Option("--link", hidden=True)] = None,
+    store: StoreOption = None,
+) -> None:
+    """Run tasks until told to stop.
+
+    SIGTERM and Ctrl-C let running tasks finish within the grace time; a second one ends at once.
+
+    The working folder is put on the import path. Functions of the modules and all registered tasks may run, others are
+    refused. A process that is replaced because of --max-tasks or --max-memory finishes what it runs first.
+
+    Example: omniq worker myapp.tasks --concurrency 20
+
+    Example: omniq worker myapp.tasks --queues urgent,default --processes 4 --max-memory 500MB
+
+    Example: omniq worker myapp.tasks --drain-and-exit
+    """
+    from omniq.cli.working import Plan
+
+    plan = Plan(
+        modules=tuple(modules),
+        store=store,
+        queues=names(queues),
+        concurrency=concurrency,
+        grace=None if grace is None else seconds(grace),
+        drain=drain_and_exit,
+        max_tasks=max_tasks,
+        max_memory=None if max_memory is None else size(max_memory),
     )
-    return asyncio.run(_work(oq, modules, queues, concurrency, drain))
+    if link is not None:
+        from omniq.cli.working import run_linked
 
+        raise typer.Exit(run_linked(plan, link))
+    if reload and drain_and_exit:
+        raise Invalid("--reload waits for changes and --drain-and-exit ends: give one of them")
+    if processes > 1 or reload or max_tasks is not None or max_memory is not None:
+        from omniq.cli.supervisor import supervise
 
-def _import_modules(modules: Sequence[str]) -> None:
-    sys.path.insert(0, os.getcwd())
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as exc:
-            if exc.name is not None and (module == exc.name or module.startswith(exc.name + ".")):
-                raise ConfigError(
-                    f"no module {module!r}: give it as in 'import {module}', from the folder where that works"
-                ) from exc
-            raise ConfigError(f"module {module!r} cannot be imported: {exc}") from exc
-        except Exception as exc:
-            raise ConfigError(f"module {module!r} cannot be imported: {type(exc).__name__}: {exc}") from exc
+        raise typer.Exit(supervise(plan, processes, reload))
+    from omniq.cli.working import run_alone
 
-
-async def _work(oq: AsyncOmniQ, modules: Sequence[str], queues: Sequence[str] | None, concurrency: int, drain: bool) -> int:
-    async with oq:
-        pool = await oq.worker(concurrency=concurrency, queues=queues, allow=modules)
-        stopping = asyncio.Event()
-        _catch_signals(pool, stopping)
-        await pool.start()
-        log.info("worker %s runs up to %d tasks at once", pool.worker_id, concurrency, extra={"worker": pool.worker_id})
-        if drain:
-            await _first(pool.drain(), stopping.wait())
-        else:
-            await stopping.wait()
-        await pool.stop()
-        log.info("worker ended: %d done, %d failed, %d retried", pool.done, pool.failed, pool.retried)
-    return 0
-
-
-def _catch_signals(pool: AsyncWorkerPool, stopping: asyncio.Event) -> None:
-    def on_signal(number: int) -> None:
-        if stopping.is_set():
-            log.warning("second signal: leaving now; unfinished tasks come back by themselves")
-            os._exit(128 + number)
-        log.info("stopping: %d tasks have %g s to finish", pool.running, pool.grace)
-        stopping.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-
-
-async def _first(*coroutines: Coroutine[Any, Any, object]) -> None:
-    """Return when the first of them ends; the others are cancelled."""
-    tasks = [asyncio.ensure_future(c) for c in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    raise typer.Exit(run_alone(plan))

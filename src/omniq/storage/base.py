@@ -29,6 +29,7 @@ from omniq.models import (
     to_us,
 )
 from omniq.operations import (
+    KEY_TTL_US,
     Ack,
     Acked,
     Capabilities,
@@ -52,6 +53,7 @@ from omniq.operations import (
     Retention,
     Retried,
     Retry,
+    Saved,
     Shard,
     StoreInfo,
     WorkerInfo,
@@ -85,6 +87,10 @@ class BaseStorage(abc.ABC):
         return cast(BaseStorage, open_url(url, options))
 
     # -- life --------------------------------------------------------------------------------------
+
+    async def exists(self) -> bool:
+        """Whether there is a store to open, without making one. Where nothing has to be made, there always is."""
+        return True
 
     @abc.abstractmethod
     async def open(self) -> None:
@@ -194,6 +200,18 @@ class BaseStorage(abc.ABC):
     @abc.abstractmethod
     async def check(self, repair: bool = False) -> list[str]:
         """What is wrong with the store, one sentence each; with `repair`, counters and lanes are recounted."""
+
+    async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
+        """Take in tasks of another store as they stand, blockers before what they block; how many were new.
+
+        A task whose id is there stays as it is. A running one comes back unused, since its holder works elsewhere. An
+        idempotency key lives `key_ttl_us` from its task's creation. Writes no events; only with `capabilities.restores`.
+        """
+        raise Invalid(f"{type(self).__name__} cannot take in what another store kept")
+
+    async def restore_events(self, rows: Sequence[EventRow]) -> None:
+        """Append events of another store, in the order given and with their own times; they get numbers of this store."""
+        raise Invalid(f"{type(self).__name__} cannot take in what another store kept")
 
     # -- looking -----------------------------------------------------------------------------------
 

@@ -12,9 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreUnavailable
 from omniq.models import Record, State, StoredResult, check_queue, check_text, now_us
 from omniq.operations import (
+    KEY_TTL_US,
     Capabilities,
     EventRow,
     Filter,
@@ -23,17 +26,20 @@ from omniq.operations import (
     Page,
     QueueCounts,
     Retention,
+    Saved,
     Shard,
     StoreInfo,
     WorkerInfo,
 )
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.file_folder import FORMAT
+from omniq.storage.file_opening import MARKS
 from omniq.storage.file_upkeep import check_store, find_tasks, purge_results, purge_store
 from omniq.storage.file_writer import FileWriter, Section, Work
 from omniq.storage.files import Files, LocalFiles, SharedMemoryFiles, local_or_memory
 from omniq.storage.filesystems import boot_id, network_fs
 from omniq.storage.liveness import WorkerLocks
+from omniq.storage.restoring import restore_events, restore_tasks
 from omniq.storage.url import file_path, file_url, local_options
 
 Durability = Literal["full", "process"]
@@ -49,7 +55,7 @@ class FileStorage(BaseStorage):
     cannot be trusted; `allow_network_fs=True` overrides that.
     """
 
-    capabilities = Capabilities(durability="power", push_wait=True, kernel_liveness=True)
+    capabilities = Capabilities(durability="power", push_wait=True, kernel_liveness=True, restores=True)
 
     def __init__(
         self,
@@ -84,15 +90,25 @@ class FileStorage(BaseStorage):
         self.waiters.on_waiting = self._listen
         self._locks = None if self.in_memory else WorkerLocks(Path(self.path, "locks", "workers"))
         if self.in_memory:
-            self.capabilities = Capabilities(durability="none", push_wait=True)
+            self.capabilities = Capabilities(durability="none", push_wait=True, restores=True)
         elif durability == "process":
-            self.capabilities = Capabilities(durability="process", push_wait=True, kernel_liveness=True)
+            self.capabilities = msgspec.structs.replace(self.capabilities, durability="process")
 
     @property
     def url(self) -> str:
         return file_url(self.path)
 
     # -- life --------------------------------------------------------------------------------------
+
+    async def exists(self) -> bool:
+        if self._fs is not None:
+            return any(self._fs.exists(f"{self.path}/{name}") for name in MARKS)
+        try:
+            return await asyncio.to_thread(lambda: not MARKS.isdisjoint(os.listdir(self.path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as exc:
+            raise StoreUnavailable(f"{self.path}: {exc.strerror}") from exc
 
     async def open(self) -> None:
         if self._writer is None or self._pid != os.getpid():
@@ -239,6 +255,12 @@ class FileStorage(BaseStorage):
 
     async def _purge_results(self, older_than_us: int) -> int:
         return await self._do(lambda section: purge_results(section, older_than_us))
+
+    async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
+        return await self._do(lambda section: restore_tasks(section.machine, tasks, key_ttl_us), weight=len(tasks))
+
+    async def restore_events(self, rows: Sequence[EventRow]) -> None:
+        await self._do(lambda section: restore_events(section.ledger, rows), weight=len(rows))
 
     async def check(self, repair: bool = False) -> list[str]:
         return await self._do(lambda section: check_store(section, repair))

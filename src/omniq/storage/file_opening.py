@@ -31,6 +31,7 @@ from omniq.storage.ledger import Lane, QueueRow
 log = logging.getLogger("omniq.storage")
 
 FORMAT_FILE = "format.json"
+MARKS = frozenset({FORMAT_FILE, META})  # a folder with one of these is a store
 CORRUPT = "corrupt"
 _DAMAGED = -1 << 62  # instead of a count: this segment has to be written anew
 FOLDERS = ("queue", *TABLES, JOURNAL, CORRUPT, "locks", "locks/workers")

@@ -14,6 +14,7 @@ import msgspec
 from omniq.errors import DriverClosed, EventsLost, Invalid
 from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
 from omniq.operations import (
+    KEY_TTL_US,
     Capabilities,
     Enqueue,
     EventRow,
@@ -23,6 +24,7 @@ from omniq.operations import (
     Page,
     QueueCounts,
     Retention,
+    Saved,
     Shard,
     StoreInfo,
     WorkerInfo,
@@ -31,6 +33,7 @@ from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.ledger import FanIn, Key, Lane, QueueRow
 from omniq.storage.machine import Machine
+from omniq.storage.restoring import restore_events, restore_tasks
 
 
 class _Heap:
@@ -304,7 +307,7 @@ def _take(heap: _Heap | None, limit: int) -> list[Record]:
 class MemoryStorage(BaseStorage):
     """Everything in this process; gone with it."""
 
-    capabilities = Capabilities(durability="none", push_wait=True)
+    capabilities = Capabilities(durability="none", push_wait=True, restores=True)
 
     def __init__(self, *, clock: Callable[[], int] = now_us, **options: Any) -> None:
         super().__init__(clock=clock, **options)
@@ -460,6 +463,17 @@ class MemoryStorage(BaseStorage):
                             lane.ready, lane.inflight, lane.members = right.ready, right.inflight, right.members
                             ledger.save_lane(lane)
             return found
+
+    async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
+        with self._lock:
+            machine = Machine(self._ready())
+            new = restore_tasks(machine, tasks, key_ttl_us)
+        self._tell(machine)
+        return new
+
+    async def restore_events(self, rows: Sequence[EventRow]) -> None:
+        with self._lock:
+            restore_events(self._ready(), rows)
 
     # -- looking -----------------------------------------------------------------------------------
 

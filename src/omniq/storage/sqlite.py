@@ -19,6 +19,7 @@ import msgspec
 from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreUnavailable
 from omniq.models import Record, State, StoredResult, check_queue, check_text, now_us
 from omniq.operations import (
+    KEY_TTL_US,
     Capabilities,
     Enqueue,
     EventRow,
@@ -29,6 +30,7 @@ from omniq.operations import (
     Page,
     QueueCounts,
     Retention,
+    Saved,
     Shard,
     StoreInfo,
     WorkerInfo,
@@ -37,6 +39,7 @@ from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.filesystems import network_fs
 from omniq.storage.liveness import WorkerLocks
+from omniq.storage.restoring import restore_events, restore_tasks
 from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, record_of, result_of_row
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
@@ -59,7 +62,7 @@ class SQLiteStorage(BaseStorage):
     memory maps cannot be trusted; `allow_network_fs=True` overrides that.
     """
 
-    capabilities = Capabilities(durability="power", push_wait=True, kernel_liveness=True)
+    capabilities = Capabilities(durability="power", push_wait=True, kernel_liveness=True, restores=True)
 
     def __init__(
         self,
@@ -94,15 +97,25 @@ class SQLiteStorage(BaseStorage):
         self.waiters.on_waiting = self._listen
         self._locks = None if self.in_memory else WorkerLocks(Path(f"{self.path}-locks"))
         if self.in_memory:
-            self.capabilities = Capabilities(durability="none", push_wait=True)
+            self.capabilities = Capabilities(durability="none", push_wait=True, restores=True)
         elif durability == "process":
-            self.capabilities = Capabilities(durability="process", push_wait=True, kernel_liveness=True)
+            self.capabilities = msgspec.structs.replace(self.capabilities, durability="process")
 
     @property
     def url(self) -> str:
         return sqlite_url(self.path)
 
     # -- life --------------------------------------------------------------------------------------
+
+    async def exists(self) -> bool:
+        if self.in_memory:
+            return True
+        try:
+            return await asyncio.to_thread(lambda: os.stat(self.path).st_size > 0)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as exc:
+            raise StoreUnavailable(f"{self.path}: {exc.strerror}") from exc
 
     async def open(self) -> None:
         if self._writer is None or self._pid != os.getpid():
@@ -294,6 +307,12 @@ class SQLiteStorage(BaseStorage):
     async def check(self, repair: bool = False) -> list[str]:
         return await self._write(lambda section: check_store(section, repair))
 
+    async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
+        return await self._write(lambda section: restore_tasks(section.machine, tasks, key_ttl_us))
+
+    async def restore_events(self, rows: Sequence[EventRow]) -> None:
+        await self._write(lambda section: restore_events(section.ledger, rows))
+
     def _now(self, now_us: int | None) -> int:
         return self.clock() if now_us is None else now_us
 
@@ -432,6 +451,8 @@ def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:
 
     if filter.states:
         where.append(f"state IN ({', '.join(str(int(s)) for s in filter.states)})")
+    if filter.statuses:
+        add("status IN (SELECT value FROM json_each(?))", _json(list(filter.statuses)))
     if filter.ids:
         add("id IN (SELECT value FROM json_each(?))", _json(list(filter.ids)))
     add("queue = ?", filter.queue)

@@ -297,7 +297,7 @@ CASES: dict[str, Case] = {}
 
 
 def case(rules: str, needs: str = "") -> Callable[[Body], Body]:
-    """Register a case. It runs on drivers that have what it `needs`: durable, cross_queue, due_order, own_clock."""
+    """Register a case. It runs on drivers that have what it `needs`: durable, cross_queue, due_order, own_clock, restores."""
 
     def register(body: Body) -> Body:
         name: str = getattr(body, "__name__", "")

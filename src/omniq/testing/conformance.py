@@ -41,6 +41,8 @@ def cases(*, durable: bool = True, capabilities: Capabilities | None = None) -> 
         has.add("due_order")
     if capabilities is None or not capabilities.store_clock:
         has.add("own_clock")
+    if capabilities is None or capabilities.restores:
+        has.add("restores")
     return [case for case in CASES.values() if has.issuperset(case.needs)]
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 from omniq.errors import OutcomeUnknown, StoreUnavailable
 from omniq.models import Record, StoredResult
 from omniq.operations import (
+    KEY_TTL_US,
     Capabilities,
     EventRow,
     Filter,
@@ -20,6 +21,7 @@ from omniq.operations import (
     Page,
     QueueCounts,
     Retention,
+    Saved,
     Shard,
     StoreInfo,
     WorkerInfo,
@@ -101,6 +103,15 @@ class FaultyStorage(BaseStorage):
         return answers
 
     # -- straight through --------------------------------------------------------------------------
+
+    async def exists(self) -> bool:
+        return await self.inner.exists()
+
+    async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
+        return await self.inner.restore(tasks, key_ttl_us)
+
+    async def restore_events(self, rows: Sequence[EventRow]) -> None:
+        await self.inner.restore_events(rows)
 
     async def open(self) -> None:
         await self.inner.open()

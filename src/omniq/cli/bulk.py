@@ -1,0 +1,248 @@
+"""`omniq enqueue --from`: a task per line of a file, so that a run that was cut short can go on.
+
+Ids are made from a number that belongs to this run and the number of the line. Beside the file, `FILE.progress` keeps that
+number and the lines that are done; it is gone when all are. If the run dies between storing lines and noting it, the same
+lines get the same ids again, and the store says that they are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from omniq.cli.exits import DONE, USAGE, say
+from omniq.cli.stores import opened, run
+from omniq.errors import Invalid, Refused
+from omniq.models import new_id
+from omniq.tasks import Options, callee
+
+if TYPE_CHECKING:
+    from omniq.core import AsyncOmniQ
+    from omniq.operations import Enqueue
+
+CHUNK = 1000
+PIECE = 1024 * 1024
+MAX_SHOWN = 100
+_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+class Line(msgspec.Struct, forbid_unknown_fields=True):
+    """What a line of the file may say."""
+
+    func: str | UnsetType = UNSET
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    queue: str | UnsetType = UNSET
+    key: str | UnsetType | None = UNSET
+
+
+class Progress(msgspec.Struct):
+    """What a run remembers beside its file."""
+
+    store_id: str
+    run: str
+    size: int
+    lines: int = 0
+    bytes: int = 0
+    stored: int = 0
+    there: int = 0
+    refused: int = 0
+
+
+_decode = msgspec.json.Decoder(Line).decode
+
+
+def enqueue_file(file: str, func: str | None, options: Options, skip: int, store: str | None) -> int:
+    """Enqueue every line; the exit code."""
+
+    async def work() -> Progress:
+        source = Source(file)
+        try:
+            async with opened(store, create=True) as oq:
+                bulk = Bulk(oq, source, func, options, (await oq.storage.info()).store_id)
+                return await bulk.enqueue(skip)
+        finally:
+            source.close()
+
+    done = run(work)
+    return USAGE if done.refused else DONE
+
+
+class Source:
+    """Where the lines come from. Only a regular file can be gone on with; a pipe is read as its lines arrive."""
+
+    def __init__(self, file: str) -> None:
+        self.name = file
+        try:
+            self._fd = 0 if file == "-" else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            found = os.fstat(self._fd)
+        except OSError as exc:
+            raise Invalid(f"cannot read {file}: {exc.strerror}") from None
+        if stat.S_ISDIR(found.st_mode):
+            raise Invalid(f"cannot read {file}: it is a folder")
+        self.regular = file != "-" and stat.S_ISREG(found.st_mode)
+        self.size = found.st_size if self.regular else 0
+
+    def close(self) -> None:
+        if self._fd > 0:
+            os.close(self._fd)
+
+    async def chunks(self, start: int) -> AsyncIterator[list[bytes]]:
+        """Whole lines, up to `CHUNK` at a time."""
+        if self.regular:
+            os.lseek(self._fd, start, os.SEEK_SET)
+        waiting = b""
+        async for data in self._pieces():
+            *lines, waiting = (waiting + data).split(b"\n")
+            for at in range(0, len(lines), CHUNK):
+                yield [line + b"\n" for line in lines[at : at + CHUNK]]
+        if waiting:
+            yield [waiting]
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        if self.regular:
+            while data := os.read(self._fd, PIECE):
+                yield data
+            return
+        # A read from a pipe may wait for ever. In a thread that nobody waits for, it cannot keep the program from ending.
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
+
+        def read() -> None:
+            with suppress(RuntimeError, OSError):  # the loop is closed: the program is ending
+                while True:
+                    data = os.read(self._fd, PIECE)
+                    asyncio.run_coroutine_threadsafe(pieces.put(data), loop).result()
+                    if not data:
+                        return
+
+        threading.Thread(target=read, daemon=True).start()
+        while data := await pieces.get():
+            yield data
+
+
+class Bulk:
+    """One run over one file."""
+
+    def __init__(self, oq: AsyncOmniQ, source: Source, func: str | None, options: Options, store_id: str) -> None:
+        self._oq, self._source, self._func, self._options = oq, source, func, options
+        self._note = Path(f"{source.name}.progress") if source.regular else None
+        self.done = Progress(store_id=store_id, run=new_id()[:18], size=source.size)
+        self._shown = 0
+
+    async def enqueue(self, skip: int) -> Progress:
+        resumed = self._resume()
+        try:
+            await self._enqueue_all(0 if resumed else skip)
+        except BaseException:
+            self._say_how_to_go_on()
+            raise
+        if self._note is not None:
+            self._note.unlink(missing_ok=True)
+        there = f", {self.done.there} were there already" if self.done.there else ""
+        say(f"enqueued {self.done.stored} of {self.done.lines} lines{there}, {self.done.refused} refused")
+        return self.done
+
+    async def _enqueue_all(self, skip: int) -> None:
+        from omniq.cli.progress import bar
+
+        with bar("enqueueing", self.done.size or None, self.done.bytes) as advance:
+            async for chunk in self._source.chunks(self.done.bytes):
+                await self._enqueue_chunk(chunk, skip)
+                read = sum(map(len, chunk))
+                self.done.lines += len(chunk)
+                self.done.bytes += read
+                self._remember()
+                advance(read)
+
+    async def _enqueue_chunk(self, chunk: list[bytes], skip: int) -> None:
+        made: list[tuple[int, Enqueue]] = []
+        for number, text in enumerate(chunk, self.done.lines + 1):
+            if number <= skip or not text.strip():
+                continue
+            try:
+                made.append((number, self._operation(number, text)))
+            except (Invalid, TypeError, RecursionError, msgspec.MsgspecError) as exc:
+                self._refuse(number, exc)
+        answers = await self._oq.storage.apply([(op,) for _, op in made])
+        for (number, _), answer in zip(made, answers, strict=True):
+            if isinstance(answer, Refused):
+                self._refuse(number, answer)
+            elif answer[0].existed:  # type: ignore[attr-defined]
+                self.done.there += 1
+            else:
+                self.done.stored += 1
+
+    def _operation(self, number: int, text: bytes) -> Enqueue:
+        line = _decode(text)
+        name = self._func if line.func is UNSET else line.func
+        if name is None:
+            raise Invalid('no "func", and none on the command line')
+        own = Options(
+            task_id=self.done.run + _digits(number),
+            queue=line.queue,
+            idempotency_key=line.key,
+        )
+        op = self._oq.queue.template(callee(name), own.over(self._options))(line.args, line.kwargs)
+        self._oq.storage.check_call([(op,)])
+        return op
+
+    def _refuse(self, number: int, exc: Exception) -> None:
+        self.done.refused += 1
+        self._shown += 1
+        if self._shown <= MAX_SHOWN:
+            unreadable = isinstance(exc, msgspec.DecodeError) and not isinstance(exc, msgspec.ValidationError)
+            words = "not valid JSON" if unreadable else "refused"
+            print(f"line {number}: {words}: {exc}", file=sys.stderr)
+        elif self._shown == MAX_SHOWN + 1:
+            print(f"more than {MAX_SHOWN} lines were refused; the others are only counted", file=sys.stderr)
+
+    # -- going on ----------------------------------------------------------------------------------
+
+    def _resume(self) -> bool:
+        """Go on where the last run over this file stopped, if one did."""
+        if self._note is None or not self._note.exists():
+            return False
+        try:
+            last = msgspec.json.decode(self._note.read_bytes(), type=Progress)
+        except (OSError, msgspec.MsgspecError) as exc:
+            raise Invalid(f"{self._note} cannot be read ({exc}): delete it to begin anew") from None
+        if last.store_id != self.done.store_id or last.size != self.done.size:
+            raise Invalid(f"{self._note} belongs to another store or to another version of the file: delete it to begin anew")
+        self.done = last
+        say(f"going on after line {last.lines}; delete {self._note} to begin anew")
+        return True
+
+    def _remember(self) -> None:
+        if self._note is None:
+            return
+        new = self._note.with_name(self._note.name + ".new")
+        try:
+            new.write_bytes(msgspec.json.encode(self.done))
+            os.replace(new, self._note)
+        except OSError as exc:
+            say(f"this run cannot be resumed: {self._note} cannot be written ({exc.strerror})")
+            self._note = None
+
+    def _say_how_to_go_on(self) -> None:
+        same = "the same command" if self._note is not None else f"--skip {self.done.lines}"
+        say(f"cut short after line {self.done.lines}: {self.done.stored} enqueued; {same} goes on")
+
+
+def _digits(number: int) -> str:
+    """Eight characters that sort like the number: with the run's eighteen they look like any id."""
+    text = ""
+    for _ in range(8):
+        number, digit = divmod(number, 32)
+        text = _DIGITS[digit] + text
+    return text

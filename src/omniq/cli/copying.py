@@ -1,0 +1,164 @@
+"""Copying a store into another, a page at a time, so that it can be cut short and gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from omniq.cli.output import count
+from omniq.cli.progress import bar
+from omniq.errors import Invalid, Refused
+from omniq.models import Record
+from omniq.operations import EventRow, Filter, QueueCounts, Saved
+from omniq.storage.base import BaseStorage
+
+PAGE = 500
+ALIVE_US = 30_000_000
+
+
+class NotFit(Refused):
+    """These two stores cannot be copied into one another now."""
+
+
+async def check_stores(source: BaseStorage, destination: BaseStorage) -> None:
+    """Refuse what would lose or double work."""
+    src, dst = await source.info(), await destination.info()
+    if src.store_id == dst.store_id:
+        raise Invalid("SRC and DST are the same store")
+    if not destination.capabilities.restores:
+        raise Invalid(f"{type(destination).__name__} cannot take in what another store kept")
+    for name, storage in (("SRC", source), ("DST", destination)):
+        alive = [w for w in await storage.workers() if w.seen_at_us > storage.clock() - ALIVE_US]
+        if alive:
+            raise NotFit(f"{count(len(alive), 'worker')} of {name} are alive ({alive[0].worker}): stop them first")
+    theirs = (await destination.find(Filter(), None, PAGE, newest_first=False)).tasks
+    for task in theirs:
+        if await source.get(task.id) is None:
+            raise NotFit(f"DST has tasks of its own, such as {task.id}: give an empty store, or the copy that was cut short")
+
+
+class Copy:
+    """One copy, and how far it is."""
+
+    def __init__(self, source: BaseStorage, destination: BaseStorage, key_ttl_us: int) -> None:
+        self._src, self._dst, self._key_ttl_us = source, destination, key_ttl_us
+        self.tasks = self.there = self.results = self.events = 0
+
+    async def run(self) -> None:
+        total = sum(_all(c) for c in await self._src.counts())
+        with bar("tasks", total) as advance:
+            async for page in _pages(self._src):
+                await self._copy_tasks(page)
+                advance(len(page))
+        await self._copy_steering()
+        await self._copy_events()
+
+    async def _copy_tasks(self, page: list[Record]) -> None:
+        results = await self._src.results([task.id for task in page])
+        saved = [Saved(record=task, result=results.get(task.id)) for task in page]
+        new = await self._dst.restore(saved, self._key_ttl_us)
+        self.tasks += len(page)
+        self.there += len(page) - new
+        self.results += len(results)
+
+    async def _copy_steering(self) -> None:
+        for queue in await self._src.queues():
+            if await self._src.is_paused(queue):
+                await self._dst.pause(queue)
+            cursor = None
+            while True:
+                groups, cursor = await self._src.groups(queue, cursor, PAGE)
+                for group in groups:
+                    if group.limit > 1:
+                        await self._dst.set_group_limit(queue, group.group, group.limit)
+                if cursor is None:
+                    break
+
+    # -- events ------------------------------------------------------------------------------------
+
+    async def _copy_events(self) -> None:
+        last = await _last_event(self._dst)
+        found = last is None
+        with bar("events", await _stored_events(self._src)) as advance:
+            async for rows in _events(self._src):
+                self.events += len(rows)
+                advance(len(rows))
+                if not found:
+                    at = next((n for n, row in enumerate(rows) if _essence(row) == _essence(last)), None)
+                    if at is None:
+                        continue
+                    found, rows = True, rows[at + 1 :]
+                await self._dst.restore_events(rows)
+        if not found:
+            raise NotFit("DST has events that SRC does not have: it was used meanwhile; begin anew with an empty store")
+
+    # -- comparing ---------------------------------------------------------------------------------
+
+    async def differences(self) -> list[str]:
+        """What the two stores do not agree on; nothing, if all went well."""
+        found: list[str] = []
+        theirs = {c.queue: c for c in await self._dst.counts()}
+        for ours in await self._src.counts():
+            there = theirs.pop(ours.queue, None) or QueueCounts(queue=ours.queue)
+            if _compared(ours) != _compared(there):
+                found.append(f"queue {ours.queue!r} differs: SRC {_compared(ours)}, DST {_compared(there)}")
+        found += [f"queue {name!r} is only in DST" for name, c in theirs.items() if _all(c)]
+        results = 0
+        async for page in _pages(self._dst):
+            results += len(await self._dst.results([task.id for task in page]))
+        if results != self.results:
+            found.append(f"SRC has {self.results} results, DST has {results}")
+        events = await _stored_events(self._dst)
+        if events != self.events:
+            found.append(f"SRC has {self.events} events, DST has {events}")
+        return found
+
+
+def _compared(c: QueueCounts) -> dict[str, int]:
+    """Waiting and running tasks are one: time moves them, and a copy is not running."""
+    waiting = c.staged + c.waiting + c.running
+    return {"unended": waiting, "done": c.done, "dead": c.dead, "cancelled": c.cancelled}
+
+
+def _all(c: QueueCounts) -> int:
+    return sum(_compared(c).values())
+
+
+async def _pages(storage: BaseStorage) -> AsyncIterator[list[Record]]:
+    """All tasks, in the order in which they were made, so that blockers come before what they block."""
+    cursor = None
+    while True:
+        page = await storage.find(Filter(), cursor, PAGE, newest_first=False)
+        if page.tasks:
+            yield page.tasks
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+async def _events(storage: BaseStorage) -> AsyncIterator[list[EventRow]]:
+    for shard in await storage.event_shards():
+        after = shard.first - 1
+        while after < shard.last:
+            rows = await storage.events(shard.name, after, PAGE, shard.last)
+            if not rows:
+                break
+            yield rows
+            after = rows[-1].seq
+
+
+async def _last_event(storage: BaseStorage) -> EventRow | None:
+    last: EventRow | None = None
+    for shard in await storage.event_shards():
+        if shard.last >= shard.first:
+            rows = await storage.events(shard.name, shard.last - 1, 1)
+            last = rows[-1] if rows else last
+    return last
+
+
+async def _stored_events(storage: BaseStorage) -> int:
+    return sum(shard.last - shard.first + 1 for shard in await storage.event_shards())
+
+
+def _essence(row: EventRow | None) -> tuple[object, ...]:
+    """What makes an event the same one in two stores."""
+    return () if row is None else (row.ts_us, row.task_id, row.event, row.attempt, row.queue, row.data)

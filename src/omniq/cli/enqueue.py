@@ -1,0 +1,135 @@
+"""`omniq enqueue`: one task, or a file of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from omniq.cli.output import compact_json, print_line
+from omniq.cli.result import WaitOption, WaitTimeoutOption, ended_or_not, tell, wait_seconds
+from omniq.cli.stores import StoreOption, opened, run
+from omniq.cli.values import json_array, json_object, moment_or_delay, seconds
+from omniq.errors import Invalid
+
+if TYPE_CHECKING:
+    from omniq.core import AsyncOmniQ
+    from omniq.models import TaskResult
+    from omniq.tasks import Options
+
+
+def enqueue_command(
+    func: Annotated[
+        str | None,
+        typer.Argument(metavar="FUNC_OR_NAME", help="module:function, or the name of a registered task.", show_default=False),
+    ] = None,
+    args: Annotated[
+        str | None, typer.Argument(metavar="ARGS", help="One JSON array of the positional arguments.", show_default=False)
+    ] = None,
+    kwargs: Annotated[str | None, typer.Option("--kwargs", metavar="JSON", help="A JSON object of keyword arguments.")] = None,
+    eta: Annotated[str | None, typer.Option("--eta", metavar="TIME", help="Not before: 10m from now, or RFC 3339.")] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", metavar="QUEUE", help="The queue. Default: default.", show_default=False)
+    ] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="The group.")] = None,
+    retries: Annotated[
+        int | None, typer.Option("--retries", metavar="N", min=0, help="How often a failed run is repeated.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="DURATION", help="How long a run may take: 30s, 10m, 2h.")
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option("--idempotency-key", metavar="KEY", help="A second task with this key is not stored.")
+    ] = None,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import", metavar="MODULE", help="Import this first: checks the arguments, and takes the task's own options."
+        ),
+    ] = None,
+    wait: WaitOption = False,
+    wait_timeout: WaitTimeoutOption = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--from", metavar="FILE", help='Enqueue a task per line: {"func": …, "args": […], …}. - is stdin.'),
+    ] = None,
+    skip: Annotated[
+        int, typer.Option("--skip", metavar="N", min=0, help="With --from: leave out this many lines.", show_default=False)
+    ] = 0,
+    store: StoreOption = None,
+) -> None:
+    """Store a task, and print its id alone on the last line of stdout.
+
+    With --wait the line before it is the result, as JSON. Exit code 3 if the task FAILED or was CANCELLED, 4 if it has not
+    ended by --wait-timeout.
+
+    With --from, each line of the file is one JSON object with func, args, kwargs, queue and key, all of them optional but
+    func; FUNC_OR_NAME and the options hold for lines that do not say. A run that was cut short goes on where it stopped
+    when it is started again: FILE.progress remembers. Lines that were refused are named on stderr, with exit code 2.
+
+    Example: omniq enqueue myapp.tasks:add '[2, 3]' --queue math --wait
+
+    Example: omniq enqueue send-mail --kwargs '{"to": "ada"}' --eta 10m --idempotency-key mail-42
+
+    Example: omniq enqueue --from tasks.jsonl --queue import
+    """
+    from omniq.cli.modules import import_modules
+
+    waits = wait_seconds(wait, wait_timeout)
+    import_modules(imports or ())
+    options = _options(eta, queue, group, retries, timeout, idempotency_key)
+    if file is not None:
+        from omniq.cli.bulk import enqueue_file
+
+        if wait or args is not None or kwargs is not None or idempotency_key is not None:
+            raise Invalid("--from takes arguments and keys from the file, and does not wait: leave those options out")
+        raise typer.Exit(enqueue_file(file, func, options, skip, store))
+    if func is None:
+        raise Invalid("name the task: module:function or a registered name, or give a file with --from")
+    if skip:
+        raise Invalid("--skip needs --from")
+    positional = [] if args is None else json_array(args)
+    named = {} if kwargs is None else json_object(kwargs)
+
+    async def work() -> TaskResult | None:
+        async with opened(store, create=True) as oq:
+            id = await _store(oq, func, positional, named, options)
+            try:
+                result = await ended_or_not(oq, id, wait=True, timeout=waits) if wait else None
+                if result is not None and result.ok:
+                    print_line(compact_json(result.result))
+            finally:  # the id is there, whatever becomes of the waiting
+                print_line(id)
+        return result
+
+    result = run(work)
+    if result is not None:
+        raise typer.Exit(tell(result))
+
+
+def _options(
+    eta: str | None,
+    queue: str | None,
+    group: str | None,
+    retries: int | None,
+    timeout: str | None,
+    key: str | None,
+) -> Options:
+    from omniq.tasks import Options
+
+    given: dict[str, Any] = {
+        "eta": None if eta is None else moment_or_delay(eta),
+        "queue": queue,
+        "group": group,
+        "max_retries": retries,
+        "timeout": None if timeout is None else seconds(timeout),
+        "idempotency_key": key,
+    }
+    return Options(**{name: value for name, value in given.items() if value is not None})
+
+
+async def _store(oq: AsyncOmniQ, func: str, args: list[Any], kwargs: dict[str, Any], options: Options) -> str:
+    try:
+        return await oq.enqueue_call(func, tuple(args), kwargs, options)
+    except TypeError as exc:  # arguments that do not fit the function
+        raise Invalid(str(exc)) from None

@@ -1,0 +1,243 @@
+"""The single checks of `omniq doctor`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from omniq.cli.output import count
+from omniq.cli.stores import must_exist, settings_and_url
+from omniq.cli.values import short
+from omniq.core import AsyncOmniQ
+from omniq.errors import StoreError, StoreFull, StoreTooNew
+from omniq.models import Record, State
+from omniq.operations import Filter, GroupInfo
+from omniq.storage.base import BaseStorage
+from omniq.storage.filesystems import network_fs
+
+LATE_US = 5_000_000  # workers take back an expired lease within a second
+AHEAD_US = 5_000_000
+SILENT_US = 60_000_000
+LITTLE_ROOM = 200 * 1024**2
+MAX_LOOKED_AT = 20_000
+MAX_TOLD = 5
+
+
+class Finding(msgspec.Struct, kw_only=True):
+    """What one check says. `wrong` is a fault; `note` is only worth knowing."""
+
+    check: str
+    status: Literal["ok", "note", "wrong", "repaired"]
+    message: str
+    remedy: str = ""
+
+
+async def examine(store: str | None, repair: bool) -> list[Finding]:
+    """Every check, in the order in which one would look."""
+    settings, url = settings_and_url(store)
+    oq = AsyncOmniQ.from_url(url, settings=settings)
+    await must_exist(oq, url, create=False)
+    place = _place(oq.storage)
+    try:
+        async with oq:
+            found = await _look(oq.storage, repair)
+    except StoreError as exc:
+        found = [_closed(exc, oq.storage.capabilities.local)]
+    return [*found, *place]
+
+
+async def _look(storage: BaseStorage, repair: bool) -> list[Finding]:
+    info = await storage.info()
+    return [
+        Finding(check="version", status="ok", message=f"format {info.format}, store {info.store_id}"),
+        *await _integrity(storage, repair),
+        *await _clock(storage),
+        *await _leases(storage, repair),
+        *await _orphans(storage, repair),
+        *await _groups(storage),
+        *await _queues(storage),
+    ]
+
+
+def _closed(exc: StoreError, local: bool) -> Finding:
+    if isinstance(exc, StoreTooNew):
+        return Finding(check="version", status="wrong", message=str(exc), remedy="upgrade omniq on this machine")
+    if isinstance(exc, StoreFull):
+        return Finding(check="disk", status="wrong", message=str(exc), remedy="free disk space, or omniq purge --older-than 7d")
+    remedy = "check that the server runs, and that the URL is right"
+    if local:
+        remedy = "check the path, its permissions and its disk; if the file is damaged, restore a backup"
+    return Finding(check="open", status="wrong", message=f"the store cannot be used: {exc}", remedy=remedy)
+
+
+async def _integrity(storage: BaseStorage, repair: bool) -> list[Finding]:
+    faults = await storage.check()
+    if not faults:
+        return [Finding(check="integrity", status="ok", message="counters and groups agree with the tasks")]
+    left: list[str] = []
+    if repair:
+        await storage.check(repair=True)
+        left = await storage.check()
+    return [
+        Finding(check="integrity", status="repaired", message=fault)
+        if repair and fault not in left
+        else Finding(check="integrity", status="wrong", message=fault, remedy=_remedy_of(fault, repair))
+        for fault in faults
+    ]
+
+
+def _remedy_of(fault: str, repaired: bool) -> str:
+    if repaired or "damaged" in fault or "corrupt" in fault:
+        return "stop the workers, keep a copy of the store, and copy what can be read with omniq migrate"
+    return "omniq doctor --repair counts anew"
+
+
+async def _clock(storage: BaseStorage) -> list[Finding]:
+    now = storage.clock()
+    latest = max([w.seen_at_us for w in await storage.workers()], default=0)
+    for shard in await storage.event_shards():
+        if shard.last >= shard.first:
+            rows = await storage.events(shard.name, shard.last - 1, 1)
+            latest = max([latest, *(row.ts_us for row in rows)])
+    if latest <= now + AHEAD_US:
+        return [Finding(check="clock", status="ok", message="nothing in the store is from the future")]
+    ahead = short((latest - now) / 1e6)
+    remedy = "set the clocks of all machines (NTP); until then leases and etas are off by as much"
+    return [Finding(check="clock", status="wrong", message=f"the store has entries {ahead} ahead of this clock", remedy=remedy)]
+
+
+async def _leases(storage: BaseStorage, repair: bool) -> list[Finding]:
+    lost = await storage.lost_workers()
+    expired = [
+        lease
+        for lease in await storage.expired(lost_workers=lost)
+        if lease.lost == "worker_lost" or (lease.record.lease_until_us or 0) <= storage.clock() - LATE_US
+    ]
+    if not expired:
+        return [Finding(check="leases", status="ok", message="no lease has run out")]
+    told = ", ".join(lease.record.id for lease in expired[:MAX_TOLD]) + (" …" if len(expired) > MAX_TOLD else "")
+    message = f"{count(len(expired), 'task')} of workers that are gone: {told}"
+    if repair:
+        await storage.reclaim(lost_workers=lost)
+        return [Finding(check="leases", status="repaired", message=f"took back {message}")]
+    remedy = "start a worker, which takes them back within a second, or omniq doctor --repair"
+    return [Finding(check="leases", status="wrong", message=message, remedy=remedy)]
+
+
+async def _orphans(storage: BaseStorage, repair: bool) -> list[Finding]:
+    """Tasks that wait for tasks which have ended, or are gone."""
+    if repair:
+        while await storage.sweep():
+            pass
+    stuck = [task.id async for task in _blocked(storage) if not await _waits_for_something(storage, task)]
+    if not stuck:
+        return [Finding(check="orphans", status="ok", message="every blocked task waits for one that has not ended")]
+    told = ", ".join(stuck[:MAX_TOLD]) + (" …" if len(stuck) > MAX_TOLD else "")
+    message = f"{count(len(stuck), 'task')} wait for tasks that have ended: {told}"
+    remedy = "omniq doctor --repair goes on with cascades that were cut short"
+    if repair:
+        remedy = "cancel them with omniq tasks cancel and enqueue them anew"
+    return [Finding(check="orphans", status="wrong", message=message, remedy=remedy)]
+
+
+async def _blocked(storage: BaseStorage) -> AsyncIterator[Record]:
+    cursor, seen = None, 0
+    while seen < MAX_LOOKED_AT:
+        page = await storage.find(Filter(states=(State.BLOCKED,)), cursor, 500)
+        for task in page.tasks:
+            yield task
+        seen += len(page.tasks)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+async def _waits_for_something(storage: BaseStorage, task: Record) -> bool:
+    for blocker in task.blocked_by:
+        there = await storage.get(blocker.id)
+        if there is not None and not there.state.final:
+            return True
+    return False
+
+
+async def _groups(storage: BaseStorage) -> list[Finding]:
+    """Groups that are full although nothing of them runs."""
+    running = Counter[tuple[str, str]]()
+    cursor = None
+    while True:
+        page = await storage.find(Filter(states=(State.RUNNING,)), cursor, 500)
+        running.update((t.queue, t.group) for t in page.tasks if t.group is not None)
+        cursor = page.cursor
+        if cursor is None:
+            break
+    stuck = [g async for g in _all_groups(storage) if g.ready and g.inflight >= g.limit and not running[g.queue, g.group]]
+    if not stuck:
+        return [Finding(check="groups", status="ok", message="no group is full without a running task")]
+    return [
+        Finding(
+            check="groups",
+            status="wrong",
+            message=f"group {g.group!r} of queue {g.queue!r} counts {g.inflight} running tasks and has none",
+            remedy="omniq doctor --repair counts anew",
+        )
+        for g in stuck[:MAX_TOLD]
+    ]
+
+
+async def _all_groups(storage: BaseStorage) -> AsyncIterator[GroupInfo]:
+    for queue in await storage.queues():
+        cursor = None
+        while True:
+            page, cursor = await storage.groups(queue, cursor, 1000)
+            for group in page:
+                yield group
+            if cursor is None:
+                break
+
+
+async def _queues(storage: BaseStorage) -> list[Finding]:
+    """What is no fault, and yet may be why nothing happens."""
+    now = storage.clock()
+    alive = [w for w in await storage.workers() if w.seen_at_us >= now - SILENT_US]
+    served = {queue for worker in alive for queue in worker.queues}
+    found: list[Finding] = []
+    for c in await storage.counts():
+        if c.paused and c.ready:
+            message = f"queue {c.queue!r} is paused with {count(c.ready, 'task')} ready"
+            found.append(Finding(check="queues", status="note", message=message, remedy=f"omniq resume {c.queue}"))
+        elif c.ready and c.queue not in served:
+            message = f"queue {c.queue!r} has {count(c.ready, 'task')} ready, and no worker serves it"
+            found.append(Finding(check="queues", status="note", message=message, remedy="start omniq worker"))
+    return found or [Finding(check="queues", status="ok", message=f"{count(len(alive), 'worker')} alive")]
+
+
+def _place(storage: BaseStorage) -> list[Finding]:
+    """The disk below a local store."""
+    path = getattr(storage, "path", None)
+    if not isinstance(path, str):
+        return []
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    return [_room(folder), _kind(Path(path))]
+
+
+def _room(folder: str) -> Finding:
+    usage = shutil.disk_usage(folder)
+    message = f"{usage.free // 1024**2} MB free of {usage.total // 1024**2} MB"
+    if usage.free >= min(LITTLE_ROOM, usage.total // 20):
+        return Finding(check="disk", status="ok", message=message)
+    remedy = "free disk space, or omniq purge --older-than 7d --events"
+    return Finding(check="disk", status="wrong", message=f"only {message}", remedy=remedy)
+
+
+def _kind(path: Path) -> Finding:
+    kind = network_fs(path)
+    if kind is None:
+        return Finding(check="filesystem", status="ok", message="a local file system")
+    remedy = "move the store to a local disk: its locks cannot be trusted there"
+    return Finding(check="filesystem", status="wrong", message=f"a network file system ({kind})", remedy=remedy)

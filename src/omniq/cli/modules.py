@@ -1,0 +1,27 @@
+"""Importing a user's modules from the working folder."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from omniq.errors import ConfigError
+
+
+def import_modules(modules: Sequence[str]) -> None:
+    """Import them, with the working folder on the import path. What goes wrong is a `ConfigError`."""
+    if modules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as exc:
+            if exc.name is not None and (module == exc.name or module.startswith(exc.name + ".")):
+                raise ConfigError(
+                    f"no module {module!r}: give it as in 'import {module}', from the folder where that works"
+                ) from exc
+            raise ConfigError(f"module {module!r} cannot be imported: {exc}") from exc
+        except Exception as exc:
+            raise ConfigError(f"module {module!r} cannot be imported: {type(exc).__name__}: {exc}") from exc

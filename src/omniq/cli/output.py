@@ -1,0 +1,91 @@
+"""What a command prints: tables for people, one JSON document for programs; messages go to stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
+LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many to show.")]
+AfterOption = Annotated[
+    str | None, typer.Option("--after", metavar="CURSOR", help="Go on after a page: the cursor that it named.")
+]
+
+# What a terminal would obey instead of show: tasks come from programs that the reader may not trust.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def clean(text: str) -> str:
+    return text.translate(_CONTROL)
+
+
+def one_line(text: str, width: int = 80) -> str:
+    """The first words of a text, on one line."""
+    joined = " ".join(clean(text).split())
+    return joined if len(joined) <= width else joined[: width - 1] + "…"
+
+
+def print_json(value: Any) -> None:
+    """Structs by their field names, times in RFC 3339 UTC."""
+    import msgspec
+
+    data = msgspec.json.encode(value, enc_hook=repr)
+    sys.stdout.write(msgspec.json.format(data, indent=2).decode() + "\n")
+
+
+def compact_json(value: Any) -> str:
+    import msgspec
+
+    return msgspec.json.encode(value, enc_hook=repr).decode()
+
+
+def print_line(text: str = "") -> None:
+    sys.stdout.write(clean(text) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, fold: bool = False) -> None:
+    """Columns whose title begins with `>` are numbers. In a narrow terminal the last column is cut, or folded with `fold`.
+
+    In a pipe nothing is cut: it has no width.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    wide = None if sys.stdout.isatty() else 10_000
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=column is not columns[-1])
+    for row in rows:
+        cells = [Text(clean("–" if cell is None else str(cell)), no_wrap=True, overflow="ellipsis") for cell in row]
+        cells[-1].no_wrap = not fold
+        table.add_row(*cells)
+    console = Console(file=sys.stdout, width=wide, highlight=False)
+    if wide is None:
+        console.print(table)
+        return
+    with console.capture() as shown:
+        console.print(table)
+    sys.stdout.write("".join(line.rstrip() + "\n" for line in shown.get().splitlines()))
+
+
+def next_page(cursor: str | None) -> None:
+    """Say how to go on, on stderr, so that stdout stays what it is."""
+    if cursor is not None:
+        print(f"there is more: go on with --after {cursor}", file=sys.stderr)
+
+
+def when(moment: datetime | None) -> str | None:
+    """A moment as RFC 3339 UTC, to the second."""
+    if moment is None:
+        return None
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def count(n: int, what: str, many: str | None = None) -> str:
+    return f"{n} {what if n == 1 else many or what + 's'}"

@@ -1,0 +1,163 @@
+"""The picture of `omniq top`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from rich.console import ConsoleDimensions, RenderableType
+from rich.layout import Layout
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from omniq.cli.output import clean, count, one_line
+from omniq.cli.values import short
+from omniq.models import from_us
+
+if TYPE_CHECKING:
+    from omniq.cli.watching import View
+    from omniq.models import Task
+    from omniq.operations import QueueCounts
+
+WIDE = 110  # columns from which running tasks show everything
+VERY_WIDE = 160  # and from which workers and failures stand side by side
+FRAME = 3  # lines of a panel besides its rows: two borders and the titles
+BAR = 10
+SILENT_US = 30_000_000
+
+
+def draw(view: View, size: ConsoleDimensions) -> RenderableType:
+    """The whole screen: a line on top, queues, running tasks, then workers and failures."""
+    body, wide = size.height - 1, size.width >= WIDE
+    queues = min(len(view.queues) + FRAME, max(body // 3, body - 3 * (FRAME + 2)))
+    running = min(len(view.running) + FRAME, max((body - queues) // 2, FRAME + 1))
+    left = body - queues - running
+    layout, below = Layout(), Layout()
+    layout.split_column(
+        Layout(_head(view), size=1),
+        Layout(_queues(view, queues - FRAME), size=queues),
+        Layout(_running(view, running - FRAME, wide), size=running),
+        below,
+    )
+    if size.width >= VERY_WIDE:
+        below.split_row(Layout(_workers(view, left - FRAME), ratio=2), Layout(_failures(view, left - FRAME), ratio=3))
+    else:
+        workers = min(len(view.workers) + FRAME, max(left // 2, FRAME + 1))
+        below.split_column(
+            Layout(_workers(view, workers - FRAME), size=workers), Layout(_failures(view, left - workers - FRAME))
+        )
+    return layout
+
+
+def _head(view: View) -> Text:
+    line = Text(" omniq top ", style="bold reverse", no_wrap=True, overflow="ellipsis")
+    line.append(" q quits ", style="dim")
+    if view.away:
+        line.append(f" the store is away: {one_line(view.away, 200)}", style="bold white on red")
+        return line
+    running, dead = sum(c.running for c in view.queues), sum(c.dead for c in view.queues)
+    alive = sum(view.now_us - w.seen_at_us < SILENT_US for w in view.workers)
+    line.append(f" {running} running  {sum(c.ready for c in view.queues)} ready  ")
+    line.append(f"{dead} failed", style="red" if dead else "")
+    line.append(f"  {count(alive, 'worker')}", style="" if alive else "yellow")
+    line.append(f"  {_clock(from_us(view.now_us))}  {view.url}", style="dim")
+    return line
+
+
+def _clock(moment: datetime) -> str:
+    return moment.strftime("%H:%M:%SZ")
+
+
+def _queues(view: View, room: int) -> Panel:
+    table = _table("QUEUE", ">READY", ">SCHED", ">BLOCK", ">RUN", ">DONE", ">FAIL", ">IN/S", ">OUT/S", ">OLDEST", "")
+    busiest = sorted(view.queues, key=lambda c: (-(c.ready + c.running), c.queue))
+    for c in busiest[: max(room, 1)]:
+        _add(table, *_queue_cells(view, c), style="yellow" if c.paused else "")
+    return _panel("queues", table, len(view.queues))
+
+
+def _queue_cells(view: View, c: QueueCounts) -> Sequence[object]:
+    rates = view.rates
+    oldest = "" if c.oldest_ready_us is None else short((view.now_us - c.oldest_ready_us) / 1e6)
+    speeds = ("–", "–") if rates is None else (f"{rates.into(c.queue):.1f}", f"{rates.out_of(c.queue):.1f}")
+    dead = Text(str(c.dead), style="red" if c.dead else "")
+    counts = (c.ready, c.scheduled, c.blocked, c.running, c.done)
+    return (c.queue, *counts, dead, *speeds, oldest, "paused" if c.paused else "")
+
+
+def _running(view: View, room: int, wide: bool) -> Panel:
+    table = _table("TASK", "NAME", ">AGE", "PROGRESS", *(("QUEUE", ">TRY", "WORKER") if wide else ()))
+    oldest_first = sorted(view.running, key=lambda t: t.started_at or t.created_at)
+    now = from_us(view.now_us) if view.now_us else None
+    for task in oldest_first[: max(room, 1)]:
+        age = "" if now is None or task.started_at is None else short((now - task.started_at).total_seconds())
+        ending = " (asked to end)" if task.cancel_requested else ""
+        more = (task.queue, task.attempts, task.worker or "") if wide else ()
+        _add(table, task.id, task.func_path + ending, age, _progress(task), *more)
+    return _panel("running", table, sum(c.running for c in view.queues))
+
+
+def _progress(task: Task) -> str:
+    """`task.progress(done, total, note)` as a bar; anything else as it is."""
+    progress: Any = task.progress
+    if not isinstance(progress, dict):
+        return ""
+    said = cast("dict[str, Any]", progress)
+    done, total, note = said.get("done"), said.get("total"), str(said.get("note") or "")
+    if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
+        share = min(max(done / total, 0), 1)
+        full = round(share * BAR)
+        return f"{'█' * full}{'░' * (BAR - full)} {share:4.0%} {note}".rstrip()
+    return f"{done if done is not None else ''} {note}".strip()
+
+
+def _workers(view: View, room: int) -> Panel:
+    table = _table("WORKER", "QUEUES", ">RUNS", ">SEEN")
+    runs = Counter(task.worker for task in view.running)  # fresher than the worker's last sign of life
+    for worker in view.workers[: max(room, 1)]:
+        silent = view.now_us - worker.seen_at_us
+        busy = f"{runs[worker.worker]}/{worker.concurrency}"
+        cells = (worker.worker, ", ".join(worker.queues), busy, f"{short(silent / 1e6)} ago")
+        _add(table, *cells, style="dim" if silent > SILENT_US else "")
+    return _panel("workers", table, len(view.workers))
+
+
+def _failures(view: View, room: int) -> Panel:
+    table = _table("ENDED", "TASK", "NAME", "ERROR")
+    latest_first = sorted(view.failed, key=lambda t: t.finished_at or t.created_at, reverse=True)
+    for task in latest_first[: max(room, 1)]:
+        ended = "" if task.finished_at is None else f"{short((from_us(view.now_us) - task.finished_at).total_seconds())} ago"
+        _add(table, ended, task.id, task.func_path, one_line(str(task.last_error or ""), 200))
+    return _panel("failures", table, sum(c.dead for c in view.queues))
+
+
+_MIN_WIDTHS = {"TASK": 26, "ENDED": 9, "AGE": 6, "SEEN": 9}  # of what is no use in part
+_SHARES = {"QUEUE": 1, "NAME": 2, "ERROR": 4, "WORKER": 2, "QUEUES": 1, "PROGRESS": 2}  # of the room that is left
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, expand=True, pad_edge=False, header_style="dim")
+    for column in columns:
+        name = column.lstrip(">")
+        table.add_column(
+            name,
+            justify="right" if column.startswith(">") else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=_MIN_WIDTHS.get(name),
+            ratio=_SHARES.get(name),
+        )
+    return table
+
+
+def _add(table: Table, *cells: object, style: str = "") -> None:
+    table.add_row(*(cell if isinstance(cell, Text) else Text(clean(str(cell))) for cell in cells), style=style)
+
+
+def _panel(title: str, table: Table, there: int) -> Panel:
+    shown = len(table.rows)
+    more = f" · {there - shown} more" if there > shown else ""
+    return Panel(table, title=f"{title} {there}{more}", title_align="left", border_style="cyan", padding=(0, 1))

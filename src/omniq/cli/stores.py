@@ -1,0 +1,71 @@
+"""Which store a command works on, and opening it: only `enqueue`, `worker` and `serve` make one that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from omniq.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from omniq.config import Settings
+    from omniq.core import AsyncOmniQ
+
+T = TypeVar("T")
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="Which store: sqlite:///omniq.db, file:///folder. Default: the OMNIQ_… variables, else sqlite:///omniq.db.",
+        show_default=False,
+    ),
+]
+
+
+def settings_and_url(store: str | None) -> tuple[Settings, str]:
+    """What the environment says, and the store's URL; `--store` wins over the variables."""
+    from omniq.config import load_settings
+
+    settings = load_settings()
+    return settings, settings.url if store is None else store
+
+
+@asynccontextmanager
+async def opened(store: str | None, *, create: bool = False) -> AsyncGenerator[AsyncOmniQ, None]:
+    """The queue on the store that `--store` or the environment names. Without `create`, it must be there."""
+    settings, url = settings_and_url(store)
+    async with opened_url(url, settings, create=create) as oq:
+        yield oq
+
+
+@asynccontextmanager
+async def opened_url(url: str, settings: Settings, *, create: bool = False) -> AsyncGenerator[AsyncOmniQ, None]:
+    from omniq.core import AsyncOmniQ
+
+    oq = AsyncOmniQ.from_url(url, settings=settings)
+    await must_exist(oq, url, create)
+    async with oq:
+        yield oq
+
+
+async def must_exist(oq: AsyncOmniQ, url: str, create: bool) -> None:
+    """Refuse a store that is not there, and one that no other process can see."""
+    from omniq.storage.url import mask
+
+    shown = mask(url)
+    if oq.storage.capabilities.durability == "none" and oq.storage.capabilities.local:
+        raise StoreUnavailable(f"{shown} lives inside one process, where no command can see it; name a durable store")
+    if not create and not await oq.storage.exists():
+        raise StoreUnavailable(f"no store at {shown}: check --store and the OMNIQ_… variables (enqueue and worker make one)")
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a command's coroutine to its end."""
+    import asyncio
+
+    return asyncio.run(work())

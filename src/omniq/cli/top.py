@@ -1,0 +1,33 @@
+"""`omniq top`: a full screen that shows what happens, until `q`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from omniq.cli.stores import StoreOption, run
+from omniq.cli.values import seconds
+from omniq.errors import Invalid
+
+
+def top_command(
+    every: Annotated[str, typer.Option("--every", metavar="DURATION", help="How often to look.")] = "1s",
+    store: StoreOption = None,
+) -> None:
+    """Watch the store live, on the whole screen; q quits.
+
+    Queues with their rates, running tasks with age and progress, workers, failures. If the store goes away, the screen says
+    so and goes on when it is back.
+
+    Example: omniq top --every 2s
+    """
+    pause = seconds(every)
+    if not 0.1 <= pause <= 3600:
+        raise Invalid(f"--every {every}: look every 100ms at the soonest")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise Invalid("omniq top needs a terminal; for programs there is omniq queues --json")
+    from omniq.cli.watching import watch
+
+    run(lambda: watch(store, pause))

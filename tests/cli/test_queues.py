@@ -1,0 +1,98 @@
+"""`omniq queues`, `pause`, `resume`, `groups`."""
+
+from support.shell import Shell
+
+
+def queues(shell: Shell) -> dict[str, dict[str, object]]:
+    return {q["queue"]: q for q in shell.ok("queues", "--json").json()}
+
+
+def test_counts_rates_and_the_oldest(each: Shell) -> None:
+    for n in range(3):
+        each.enqueue("jobs:add", f"[{n}]")
+    each.enqueue("jobs:boom", "--retries", "0")
+    each.work()
+    each.enqueue("jobs:add", "[1]", "--queue", "mail")
+    each.enqueue("jobs:add", "[1]", "--queue", "mail", "--eta", "1h")
+    found = queues(each)
+    default, mail = found["default"], found["mail"]
+    assert (default["done"], default["dead"], default["ready"], default["oldest_ready"]) == (3, 1, 0, None)
+    assert (mail["ready"], mail["scheduled"], mail["paused"]) == (1, 1, False)
+    assert str(mail["oldest_ready"]).endswith("Z")
+    assert default["rate_in"] == default["rate_out"] > 0
+    assert mail["rate_out"] == 0
+    lines = each.ok("queues").out.splitlines()
+    assert lines[0].split()[:3] == ["QUEUE", "READY", "SCHED"]
+    assert lines[2].split()[:3] == ["mail", "1", "1"]
+
+
+def test_an_empty_store(each: Shell) -> None:
+    each.work()
+    assert each.ok("queues").out == "no queues yet\n"
+    assert each.ok("queues", "--json").json() == []
+
+
+def test_a_paused_queue_rests_until_it_is_resumed(each: Shell) -> None:
+    id = each.put()
+    assert each.ok("pause", "default").out == "paused queue default\n"
+    assert each.ok("pause", "default").out == "queue default was paused already\n"
+    each.work()
+    assert each("result", id).code == 4
+    assert queues(each)["default"]["paused"] is True
+    assert "paused" in each.ok("queues").out
+    assert each.ok("resume", "default").out == "resumed queue default\n"
+    assert each.ok("resume", "default").out == "queue default was not paused\n"
+    each.work()
+    assert each("result", id).code == 0
+
+
+def test_a_queue_is_paused_before_its_first_task(each: Shell) -> None:
+    each.work()
+    each.ok("pause", "later")
+    assert queues(each)["later"]["paused"] is True
+    id = each.enqueue("jobs:add", "[1]", "--queue", "later")
+    each.work()
+    assert each("result", id).code == 4
+
+
+def test_groups_and_their_limits(each: Shell) -> None:
+    for group in ("ada", "ben"):
+        each.enqueue("jobs:add", "[1]", "--queue", "mail", "--group", group)
+    each.enqueue("jobs:add", "[1]", "--group", "cleo")
+    found = each.ok("groups", "--json").json()
+    assert [(g["queue"], g["group"], g["limit"], g["inflight"], g["ready"]) for g in found] == [
+        ("default", "cleo", 1, 0, 1),
+        ("mail", "ada", 1, 0, 1),
+        ("mail", "ben", 1, 0, 1),
+    ]
+    assert each.ok("groups", "set-limit", "mail", "ada", "3").out == "group ada of queue mail runs up to 3 at once\n"
+    shown = each.ok("groups", "--queue", "mail", "--json").json()
+    assert [(g["group"], g["limit"]) for g in shown] == [("ada", 3), ("ben", 1)]
+    assert each.ok("groups").out.splitlines()[0].split() == ["QUEUE", "GROUP", "LIMIT", "RUNNING", "READY"]
+
+
+def test_pages_of_groups_cover_all_queues(each: Shell) -> None:
+    with each.queue() as oq:
+        for queue in ("a", "b", "b-2", "c"):
+            for n in range(3):
+                oq.options(queue=queue, group=f"g{n}").enqueue("jobs:add", 1)
+    seen: list[tuple[str, str]] = []
+    after: list[str] = []
+    while True:
+        page = each.ok("groups", "--json", "--limit", "2", *after)
+        seen += [(g["queue"], g["group"]) for g in page.json()]
+        if not page.err:
+            break
+        after = ["--after", page.err.split()[-1]]
+    assert seen == [(queue, f"g{n}") for queue in ("a", "b", "b-2", "c") for n in range(3)]
+
+
+def test_a_queue_or_group_that_is_not_there(each: Shell) -> None:
+    each.put()
+    missing = each("groups", "--queue", "nope")
+    assert (missing.code, missing.sentence()) == (1, "no queue 'nope' in this store")
+    unknown = each("groups", "set-limit", "default", "nobody", "3")
+    assert unknown.code == 1
+    assert unknown.sentence().startswith("no group 'nobody' in queue 'default'")
+    each.ok("groups", "set-limit", "default", "nobody", "3", "--new")
+    assert each.ok("groups", "--json").json()[0]["limit"] == 3

@@ -1,0 +1,207 @@
+"""`omniq worker`: draining, several processes, replacing them, reloading, and the live line."""
+
+import importlib.util
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.shell import Shell
+from support.waiting import wait_for
+
+
+def results(shell: Shell, ids: list[str]) -> list[object]:
+    with shell.queue() as oq:
+        found = [oq.get_result(id) for id in ids]
+    assert all(found)
+    return [r.result for r in found if r is not None]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_draining_ends_with_0_although_tasks_failed_and_says_how_many(each: Shell) -> None:
+    each.enqueue("jobs:add", "[1]")
+    each.enqueue("jobs:boom", "--retries", "1", "--queue", "mail")
+    later = each.enqueue("jobs:add", "[1]", "--eta", "1h")
+    done = each.ok("worker", "jobs", "--drain-and-exit", OMNIQ_LOG_LEVEL="INFO")
+    assert done.out == ""
+    assert f"store {each.url}; modules jobs; tasks send-mail" in done.err
+    assert "worker ended: 1 done, 1 failed, 1 retried" in done.err
+    assert each("result", later).code == 4
+
+
+def test_only_named_queues_are_served(sh: Shell) -> None:
+    mine, other = sh.enqueue("jobs:add", "[1]", "--queue", "a"), sh.enqueue("jobs:add", "[1]", "--queue", "b")
+    sh.work("--queues", "a, c")
+    assert sh("result", mine).code == 0
+    assert sh("result", other).code == 4
+
+
+def test_passwords_are_masked_and_a_network_store_that_is_unknown_is_refused(sh: Shell) -> None:
+    done = sh("worker", "jobs", "--store", "amqp://user:secret@host/0")
+    assert done.code == 2
+    assert "secret" not in done.err
+    assert "unknown scheme 'amqp'" in done.sentence()
+
+
+def test_several_processes_share_the_work(each: Shell) -> None:
+    ids = [each.enqueue("jobs:pid", "[0.3]") for _ in range(8)]
+    done = each.ok("worker", "jobs", "--processes", "2", "--concurrency", "1", "--drain-and-exit")
+    assert len(set(results(each, ids))) == 2
+    assert "all workers ended: 8 done, 0 failed, 0 retried" in done.err
+    assert done.err.count("modules jobs") == 1
+
+
+def test_a_process_that_dies_is_replaced_and_its_task_ends(sh: Shell) -> None:
+    killer = sh.enqueue("jobs:die", "--retries", "1")
+    good = [sh.enqueue("jobs:add", f"[{n}]") for n in range(5)]
+    done = sh.ok("worker", "jobs", "--processes", "2", "--concurrency", "1", "--drain-and-exit")
+    assert done.err.count("was killed by SIGKILL; starting another") == 2
+    assert results(sh, good) == [0, 1, 2, 3, 4]
+    shown = sh("result", killer, "--json")
+    assert (shown.code, shown.json()["error"]["type"], shown.json()["attempts"]) == (3, "WorkerLost", 2)
+
+
+def test_a_process_is_replaced_after_so_many_tasks(sh: Shell) -> None:
+    ids = [sh.enqueue("jobs:pid") for _ in range(6)]
+    done = sh.ok("worker", "jobs", "--max-tasks", "2", "--concurrency", "1", "--drain-and-exit")
+    pids = results(sh, ids)
+    assert len(set(pids)) == 3
+    assert all(pids.count(pid) == 2 for pid in pids)
+    assert "this process is replaced: it has begun 2 tasks" in done.err
+
+
+def test_a_process_that_has_grown_is_replaced(sh: Shell) -> None:
+    first = sh.enqueue("jobs:grow")
+    worker = sh.start("worker", "jobs", "--max-memory", "250MB")
+    sh.until_said("this process is replaced: it takes")
+    second = sh.enqueue("jobs:pid")
+    assert sh.ok("result", second, "--wait", "--wait-timeout", "30s").code == 0
+    one, two = results(sh, [first, second])
+    assert one != two
+    assert sh.interrupt(worker, signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_all_processes_in_good_order(sh: Shell, number: int) -> None:
+    gate = str(sh.folder / "gate")
+    id = sh.enqueue("jobs:wait_for", f'["{gate}"]')
+    worker = sh.start("worker", "jobs", "--processes", "2")
+    wait_for(lambda: Path(gate + ".runs").exists(), within=30)
+    worker.send_signal(number)
+    sh.until_said("stopping 2 worker processes")
+    Path(gate).touch()
+    assert worker.wait(30) == 0
+    assert results(sh, [id]) == ["through"]
+
+
+def test_workers_whose_supervisor_was_killed_end_by_themselves(sh: Shell) -> None:
+    ids = [sh.enqueue("jobs:pid", "[0.2]") for _ in range(6)]
+    worker = sh.start("worker", "jobs", "--processes", "2", "--concurrency", "1")
+    sh.ok("result", ids[-1], "--wait", "--wait-timeout", "30s")
+    pids = {int(str(pid)) for pid in results(sh, ids)}
+    assert worker.pid not in pids
+    sh.interrupt(worker, signal.SIGKILL)
+    wait_for(lambda: not any(alive(pid) for pid in pids), within=20)
+    assert "the supervising process is gone: stopping" in sh.said
+
+
+@pytest.mark.parametrize("options", [[], ["--processes", "2"]])
+def test_a_module_that_cannot_be_imported_ends_with_2(sh: Shell, options: list[str]) -> None:
+    (sh.folder / "broken.py").write_text("1 / 0\n")
+    missing = sh("worker", "no_such_module", *options)
+    assert missing.code == 2
+    assert "no module 'no_such_module'" in missing.err
+    broken = sh("worker", "broken", *options)
+    assert broken.code == 2
+    assert "module 'broken' cannot be imported: ZeroDivisionError: division by zero" in broken.err
+    assert "Traceback" not in missing.err + broken.err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("watchfiles") is None, reason="needs watchfiles, from the extra reload")
+def test_a_change_of_the_code_restarts_the_workers(sh: Shell) -> None:
+    code = sh.folder / "changing.py"
+    code.write_text("def answer():\n    return 'old'\n")
+    worker = sh.start("worker", "changing", "--reload")
+    sh.until_said("runs up to")
+    first = sh.ok("enqueue", "changing:answer", "--wait", "--wait-timeout", "30s")
+    assert first.out.splitlines()[0] == '"old"'
+    code.write_text("def answer(:\n")
+    sh.until_said("waiting for a change of the code")
+    assert "changing.py changed: restarting the workers" in sh.said
+    code.write_text("def answer():\n    return 'new answer'\n")
+    second = sh.ok("enqueue", "changing:answer", "--wait", "--wait-timeout", "30s")
+    assert second.out.splitlines()[0] == '"new answer"'
+    assert sh.interrupt(worker) == 0
+
+
+def test_options_that_do_not_go_together_or_make_no_sense(sh: Shell) -> None:
+    for words in (
+        ["--reload", "--drain-and-exit"],
+        ["--concurrency", "0"],
+        ["--processes", "0"],
+        ["--grace", "soon"],
+        ["--queues", " , "],
+        ["--max-memory", "lots"],
+        ["--queues", "no/such"],
+    ):
+        done = sh("worker", "jobs", *words)
+        assert done.code == 2, words
+        assert "Traceback" not in done.err
+    assert sh("worker").code == 2
+
+
+def test_the_live_line_of_a_terminal(sh: Shell) -> None:
+    gate = str(sh.folder / "gate")
+    sh.enqueue("jobs:add", "[1]")
+    sh.enqueue("jobs:boom", "--retries", "0")
+    sh.enqueue("jobs:wait_for", f'["{gate}"]')
+    with sh.terminal("worker", "jobs") as terminal:
+        shown = terminal.until("1 running · 1 done · 1 failed")
+        assert "failed for good: RuntimeError: no luck" in shown
+        assert shown.count("running ·") == 1
+        Path(gate).touch()
+        terminal.until("0 running · 2 done")
+        terminal.type("\x03")
+        assert terminal.ended() == 0
+        assert "worker ended: 2 done, 1 failed, 0 retried" in terminal.screen()
+        assert "running ·" not in terminal.screen()
+
+
+def test_the_live_line_of_several_processes(sh: Shell) -> None:
+    for n in range(4):
+        sh.enqueue("jobs:add", f"[{n}]")
+    with sh.terminal("worker", "jobs", "--processes", "2") as terminal:
+        terminal.until("0 running · 4 done")
+        terminal.type("\x03")
+        assert terminal.ended() == 0
+        assert "all workers ended: 4 done, 0 failed, 0 retried" in terminal.screen()
+
+
+def test_json_log_lines(sh: Shell) -> None:
+    import json
+
+    sh.enqueue("jobs:add", "[1]")
+    done = sh.ok("worker", "jobs", "--drain-and-exit", OMNIQ_LOG_FORMAT="json")
+    lines = [json.loads(line) for line in done.err.splitlines()]
+    assert lines[-1]["msg"] == "worker ended: 1 done, 0 failed, 0 retried"
+
+
+def test_the_second_signal_ends_a_supervisor_at_once(sh: Shell) -> None:
+    gate = str(sh.folder / "gate")
+    sh.enqueue("jobs:wait_for", f'["{gate}"]')
+    worker = sh.start("worker", "jobs", "--processes", "2", "--grace", "60s")
+    wait_for(lambda: Path(gate + ".runs").exists(), within=30)
+    worker.send_signal(signal.SIGTERM)
+    sh.until_said("stopping 2 worker processes")
+    begun = time.monotonic()
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(20) == 128 + signal.SIGTERM
+    assert time.monotonic() - begun < 15
+    assert not os.path.exists(gate)
