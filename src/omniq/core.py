@@ -121,11 +121,6 @@ class AsyncOmniQ:
         """What each queue holds."""
         return await self.queue.counts()
 
-<<<<<<< HEAD
-    async def events(self, after: int = 0, limit: int = 1000, *, shard: str = "") -> list[Event]:
-        """Events after sequence number `after`, oldest first; go on with the last `seq`. On Redis each queue is a shard."""
-        return await self.queue.events(after, limit, shard)
-=======
     async def groups(self, queue: str, *, cursor: str | None = None, limit: int = 50) -> tuple[list[GroupInfo], str | None]:
         """The groups of a queue by name, and the cursor of the next page."""
         return await self.storage.groups(queue, cursor, limit)
@@ -134,10 +129,9 @@ class AsyncOmniQ:
         """The workers that gave a sign of life within the last hour and have not said goodbye."""
         return await self.storage.workers()
 
-    async def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Events after sequence number `after`, oldest first; go on with the last one's `seq`."""
-        return await self.queue.events(after, limit)
->>>>>>> cli
+    async def events(self, after: int = 0, limit: int = 1000, *, shard: str = "") -> list[Event]:
+        """Events after sequence number `after`, oldest first; go on with the last `seq`. On Redis each queue is a shard."""
+        return await self.queue.events(after, limit, shard)
 
     async def history(self, task_id: str) -> list[Event]:
         """Everything that happened to one task."""
@@ -324,9 +318,6 @@ class OmniQ:
         """What each queue holds."""
         return self._call(self._async.counts())
 
-<<<<<<< HEAD
-    def events(self, after: int = 0, limit: int = 1000, *, shard: str = "") -> list[Event]:
-=======
     def groups(self, queue: str, *, cursor: str | None = None, limit: int = 50) -> tuple[list[GroupInfo], str | None]:
         """See `AsyncOmniQ.groups`."""
         return self._call(self._async.groups(queue, cursor=cursor, limit=limit))
@@ -335,8 +326,7 @@ class OmniQ:
         """See `AsyncOmniQ.workers`."""
         return self._call(self._async.workers())
 
-    def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
->>>>>>> cli
+    def events(self, after: int = 0, limit: int = 1000, *, shard: str = "") -> list[Event]:
         """See `AsyncOmniQ.events`."""
         return self._call(self._async.events(after, limit, shard=shard))
 
