@@ -1,6 +1,8 @@
-# The Python that .venv is built with, and how often `make slow` repeats each slow test.
+# The Python that .venv is built with, how often `make slow` repeats each slow test, how many processes `make test` uses (many
+# tests wait more than they compute).
 PYTHON ?= python3
 ROUNDS ?= 20
+JOBS ?= 3
 
 BIN := .venv/bin
 # Names the interpreter's version and this folder, because a virtual environment fits one of each.
@@ -23,7 +25,7 @@ demo: setup ## run the demo: tasks, results and a retry, on SQLite
 	@$(BIN)/python examples/demo.py
 
 test: setup ## run the tests, without the slow ones
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(ARGS)
 
 slow: setup ## run the slow tests, ROUNDS times
 	@ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m slow --timeout=3600 $(ARGS)

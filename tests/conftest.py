@@ -11,6 +11,18 @@ from typing import Any
 import pytest
 
 LEAVE_S = 5.0
+_LONGEST_FIRST = ("cli", "integration", "faults", "docs", "conformance", "unit")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long begin first, so that no process of `make test` is left alone with one at the end."""
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        return _LONGEST_FIRST.index(folder) if folder in _LONGEST_FIRST else len(_LONGEST_FIRST)
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.redis_server import Server, running
 from support.shell import JOBS, Shell, url_of
 
 
@@ -12,14 +13,31 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
 @pytest.fixture
-def shells(tmp_path: Path) -> Iterator[Callable[[str], Shell]]:
-    """Makes shells on stores of the kind asked for."""
+def shells(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Shell]]:
+    """Makes shells on stores of the kind asked for. On Redis, every name that a test uses is an empty database."""
+    databases: dict[str, str] = {}
+
+    def redis_url(name: str) -> str:
+        if name not in databases:
+            server: Server = request.getfixturevalue("redis_server")
+            with server.client() as client:
+                client.execute_command("SELECT", len(databases))
+                client.flushdb()
+            databases[name] = f"redis://127.0.0.1:{server.port}/{len(databases)}"
+        return databases[name]
+
     made: list[Shell] = []
     (tmp_path / "jobs.py").write_text(JOBS)
 
     def make(kind: str, name: str = "queue") -> Shell:
-        shell = Shell(tmp_path, url_of(kind, tmp_path / name))
+        shell = Shell(tmp_path, redis_url(name) if kind == "redis" else url_of(kind, tmp_path / name))
         made.append(shell)
         return shell
 

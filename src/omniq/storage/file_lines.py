@@ -207,7 +207,7 @@ def _readable(data: bytes | None, encoding: str) -> tuple[Raw, bytes | None]:
         try:
             data.decode()
             return _decode_raw(data), None
-        except (UnicodeDecodeError, msgspec.DecodeError):
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):  # no JSON, or too deep to be read again
             pass
     return NOTHING, data
 
