@@ -10,8 +10,8 @@ import pytest
 from support.redis_server import Cluster
 
 from omniq.errors import CrossQueue, Refused
-from omniq.models import Blocker, State, new_token
-from omniq.operations import Ack, Enqueue, Reserve, Reserved
+from omniq.models import Blocker, Record, State, new_token
+from omniq.operations import Ack, Enqueue, Reserve, Reserved, Saved
 from omniq.storage.redis import RedisStorage
 from omniq.testing import FakeClock, conformance
 
@@ -65,6 +65,23 @@ def test_what_spans_slots_is_refused_by_name_and_nothing_is_written(cluster: Clu
                 assert "'b'" in str(error)
             assert await storage.queues() == ["a"]
             assert await storage.get("y") is None
+
+    asyncio.run(main())
+
+
+def test_what_comes_in_from_another_store_must_not_span_slots_either(cluster: Cluster) -> None:
+    async def main() -> None:
+        async with make_storage(FakeClock()) as storage:
+            good = [Record(id=f"t{n}", queue=f"q{n}", name="job") for n in range(20)]
+            blocked = {"state": State.BLOCKED, "blocked_by": (Blocker("t0", "q0"),), "blockers_left": 1}
+            for wrong in ({"dead_queue": "b"}, blocked):
+                record = Record(id="y", queue="a", name="job", **wrong)  # type: ignore[arg-type]
+                with pytest.raises(CrossQueue, match="'y' of queue 'a'"):
+                    await storage.restore([Saved(record=task) for task in (*good, record)])
+                assert await storage.queues() == []
+            assert await storage.restore([Saved(record=task) for task in good]) == 20
+            assert [c.ready for c in await storage.counts()] == [1] * 20
+            assert await storage.check() == []
 
     asyncio.run(main())
 

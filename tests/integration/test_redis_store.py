@@ -13,9 +13,12 @@ from support import jobs
 from support.redis_server import Server, running
 
 from omniq import AsyncOmniQ
+from omniq.cli.copying import Copy
 from omniq.errors import Invalid, Refused
-from omniq.models import Blocker, Record, State, new_token
-from omniq.operations import Ack, Enqueue, Extend, Fail, Filter, Reserve, Reserved, Retention
+from omniq.models import Blocker, Record, State, StoredResult, new_token
+from omniq.operations import Ack, Enqueue, Extend, Fail, Filter, Reserve, Reserved, Retention, Saved
+from omniq.storage.base import BaseStorage
+from omniq.storage.memory import MemoryStorage
 from omniq.storage.redis import RedisStorage
 from omniq.testing import FakeClock, conformance
 
@@ -428,3 +431,77 @@ def test_the_events_of_a_queue_are_read_by_its_name(redis_url: str) -> None:
                 await oq.events()
 
     asyncio.run(body())
+
+
+# -- moving ----------------------------------------------------------------------------------------
+
+
+async def _copied(source: BaseStorage, destination: BaseStorage) -> Copy:
+    copy = Copy(source, destination, 86_400_000_000)
+    await copy.run()
+    assert await copy.differences() == []
+    assert await destination.check() == []
+    return copy
+
+
+@pytest.mark.usefixtures("raw")
+def test_what_waits_across_queues_goes_on_waiting_when_a_store_moves_in_and_out(server: Server) -> None:
+    async def body(storage: RedisStorage) -> None:
+        first, last = MemoryStorage(), MemoryStorage()
+        for n in range(300):
+            dependent = new(f"a{n}", queue="a", blocked_by=(Blocker(f"z{n}", "z"),), group=f"g{n % 3}")
+            await first.apply([(new(f"z{n}", queue="z"),), (dependent,)])
+        await _copied(first, storage)
+        await _copied(storage, last)
+        for store in (storage, last):
+            assert {c.queue: (c.blocked, c.ready) for c in await store.counts()} == {"a": (300, 0), "z": (0, 300)}
+        await first.close()
+        await last.close()
+
+    run(server, body)
+
+
+@pytest.mark.usefixtures("raw")
+def test_a_copy_goes_on_within_the_events_of_each_queue(server: Server) -> None:
+    async def body(storage: RedisStorage) -> None:
+        source = MemoryStorage()
+        await source.apply([(new(f"{queue}{n}", queue=queue),) for n in range(40) for queue in ("a", "b")])
+        await storage.restore([Saved(record=task) for task in (await source.find(Filter(), None, 100, False)).tasks])
+        await storage.restore_events((await source.events("", 0, 1000))[:51])
+        copy = await _copied(source, storage)
+        assert (copy.tasks, copy.there, copy.events) == (80, 80, 80)
+        for queue in ("a", "b"):
+            assert [e.task_id for e in await storage.events(queue)] == [f"{queue}{n}" for n in range(40)]
+        await source.close()
+
+    run(server, body)
+
+
+@pytest.mark.usefixtures("raw")
+def test_what_was_not_told_yet_that_its_blocker_died_is_told_by_the_next_sweep(server: Server) -> None:
+    async def body(storage: RedisStorage) -> None:
+        dead = Record(id="first", queue=Q, name="job", state=State.DEAD, finished_at_us=1)
+        ended = StoredResult(task_id="first", state=State.DEAD, finished_at_us=1)
+        waits = {"queue": Q, "name": "job", "state": State.BLOCKED, "blocked_by": (Blocker("first", Q),)}
+        told, untold = Record(id="told", **waits), Record(id="untold", blockers_left=1, **waits)
+        saved = [Saved(record=dead, result=ended), Saved(record=told), Saved(record=untold)]
+        assert await storage.restore(saved) == 3
+        await storage.sweep()
+        assert [t.id for t in await take(storage, 9)] == ["told"]
+        assert {t.id for t in (await storage.find(Filter(states=(State.DEAD,)))).tasks} == {"first", "untold"}
+
+    run(server, body)
+
+
+def test_ended_tasks_that_come_in_are_listed_newest_first_and_kept_beyond_the_list(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        now = int(time.time()) * 1_000_000
+        record = {"queue": Q, "name": "job", "payload": b"[]", "created_at_us": now}
+        ended = [
+            Record(id=f"d{n}", state=State.DONE, finished_at_us=now - n * 1000, updated_at_us=now, **record) for n in range(150)
+        ]
+        assert await storage.restore([Saved(record=task) for task in ended]) == 150
+        assert raw.lrange(f"{BASE}completed", 0, -1) == [b"d%d" % n for n in range(100)]
+        assert len((await storage.find(Filter(states=(State.DONE,)), None, 500)).tasks) == 150
+
+    run(server, body)

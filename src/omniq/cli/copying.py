@@ -76,19 +76,16 @@ class Copy:
     # -- events ------------------------------------------------------------------------------------
 
     async def _copy_events(self) -> None:
-        last = await _last_event(self._dst)
-        found = last is None
+        finest = max(self._src.capabilities.resolution_us, self._dst.capabilities.resolution_us)
+        last = {shard: _essence(row, finest) for shard, row in (await _last_events(self._dst)).items()}
         with bar("events", await _stored_events(self._src)) as advance:
             async for rows in _events(self._src):
                 self.events += len(rows)
                 advance(len(rows))
-                if not found:
-                    at = next((n for n, row in enumerate(rows) if _essence(row) == _essence(last)), None)
-                    if at is None:
-                        continue
-                    found, rows = True, rows[at + 1 :]
-                await self._dst.restore_events(rows)
-        if not found:
+                new = [row for row in rows if _is_new(row, last, finest)]
+                if new:
+                    await self._dst.restore_events(new)
+        if last:
             raise NotFit("DST has events that SRC does not have: it was used meanwhile; begin anew with an empty store")
 
     # -- comparing ---------------------------------------------------------------------------------
@@ -146,19 +143,30 @@ async def _events(storage: BaseStorage) -> AsyncIterator[list[EventRow]]:
             after = rows[-1].seq
 
 
-async def _last_event(storage: BaseStorage) -> EventRow | None:
-    last: EventRow | None = None
+async def _last_events(storage: BaseStorage) -> dict[str, EventRow]:
+    """The newest event of each shard. A shard is a queue, or `""` for all of them."""
+    last: dict[str, EventRow] = {}
     for shard in await storage.event_shards():
         if shard.last >= shard.first:
-            rows = await storage.events(shard.name, shard.last - 1, 1)
-            last = rows[-1] if rows else last
+            for row in await storage.events(shard.name, shard.last - 1, 1):
+                last[shard.name] = row
     return last
+
+
+def _is_new(row: EventRow, last: dict[str, tuple[object, ...]], finest: int) -> bool:
+    """Whether this event of the source comes after the newest one of its shard; those that were passed leave `last`."""
+    shard = row.queue if row.queue in last else ""
+    if shard not in last:
+        return True
+    if last[shard] == _essence(row, finest):
+        del last[shard]
+    return False
 
 
 async def _stored_events(storage: BaseStorage) -> int:
     return sum(shard.last - shard.first + 1 for shard in await storage.event_shards())
 
 
-def _essence(row: EventRow | None) -> tuple[object, ...]:
-    """What makes an event the same one in two stores."""
-    return () if row is None else (row.ts_us, row.task_id, row.event, row.attempt, row.queue, row.data)
+def _essence(row: EventRow, finest: int) -> tuple[object, ...]:
+    """What makes an event the same one in two stores, as fine as both of them keep time."""
+    return (row.ts_us // finest, row.task_id, row.event, row.attempt, row.queue, row.data)

@@ -16,6 +16,7 @@ import msgspec
 from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew
 from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
 from omniq.operations import (
+    KEY_TTL_US,
     Capabilities,
     Enqueue,
     EventRow,
@@ -27,6 +28,7 @@ from omniq.operations import (
     QueueCounts,
     Reserve,
     Retention,
+    Saved,
     Shard,
     StoreInfo,
     WorkerInfo,
@@ -38,6 +40,7 @@ from omniq.storage.liveness import WorkerLocks, host_locks
 from omniq.storage.redis_batches import Batches
 from omniq.storage.redis_find import find_tasks
 from omniq.storage.redis_plan import STORE, Plan
+from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
 from omniq.storage.redis_wake import Listener
 from omniq.storage.redis_wire import Command
 from omniq.storage.url import mask
@@ -67,6 +70,7 @@ class RedisStorage(BaseStorage):
         foreign_writers=True,
         due_order=False,
         local=False,
+        restores=True,
     )
 
     def __init__(self, url: str = "redis://localhost:6379/0", *, clock: Callable[[], int] = now_us, **options: Any) -> None:
@@ -356,6 +360,23 @@ class RedisStorage(BaseStorage):
         names = await self._names()
         found = await self._upkeep(names, None, "check", repair=repair)
         return [f"queue {q!r}: {_text(line)}" for q, lines in zip(names, found, strict=True) for line in lines]
+
+    async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
+        await self._opened()
+        parts = by_slot(tasks, self._slot_of) if self._target.cluster else [tasks]
+        await self._list({saved.record.queue for saved in tasks})
+        new = 0
+        for part in parts:
+            for call in task_calls(part, key_ttl_us):
+                answers = await self._script(f"{{{part[0].record.queue}}}:meta", [[call]], None, False)
+                new += answers[0][0]
+        return new
+
+    async def restore_events(self, rows: Sequence[EventRow]) -> None:
+        await self._opened()
+        await self._list({row.queue for row in rows})
+        for call in event_calls(rows):
+            await self._script(f"{{{call['queue']}}}:meta", [[call]], None, False)
 
     # -- looking -----------------------------------------------------------------------------------
 

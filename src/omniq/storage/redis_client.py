@@ -46,7 +46,7 @@ CONNECT_S = 5.0
 ANSWER_S = 15.0
 
 _ALWAYS = ("lanes", "reserve", "runs")
-_ON_DEMAND = {"operations": ("ending", "operations"), "upkeep": ("upkeep",), "fan_in": ("fan_in",)}
+_ON_DEMAND = {"operations": ("ending", "operations"), "upkeep": ("upkeep",), "restore": ("restore",), "fan_in": ("fan_in",)}
 _LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.TimeoutError)
 _NOT_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "BUSY", "NOAUTH", "NOPERM")
 

@@ -29,6 +29,8 @@ _WORDS = {
     b"cancelled": State.CANCELLED,
 }
 
+WORD_OF = {state: word.decode() for word, state in _WORDS.items()}
+
 _decode_error = msgspec.json.Decoder(TaskError).decode
 _decode_blockers = msgspec.json.Decoder(tuple[Blocker, ...]).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -159,6 +161,8 @@ def record_of(queue: str, fields: Hash) -> Record:
         finished_at_us=_finished_us(fields, state),
         progress=fields.get(b"progress") or None,
         seq=origin.seq,
+        blockers_left=_int(fields, b"left") or 0,
+        has_dependents=fields.get(b"deps") == b"1",
     )
 
 
@@ -235,6 +239,15 @@ def _ended(task_id: str, value: bytes) -> _Ended:
         started_at_us=None if started == b"-" else int(started) * 1000,
     )
     return _Ended(result, rest[: int(name)].decode("utf-8", "replace"), int(created) * 1000)
+
+
+def value_of_result(record: Record, result: StoredResult) -> bytes:
+    """The same line for a result that another store kept."""
+    name, failure = record.name.encode(), b"" if result.error is None else msgspec.json.encode(result.error)
+    started = "-" if result.started_at_us is None else result.started_at_us // 1000
+    times = f"{result.finished_at_us // 1000} {result.attempts} {started} {record.created_at_us // 1000}"
+    head = f"{int(result.state)} {times} {len(name)} {len(failure)} {int(result.result is not None)} {result.encoding}"
+    return b"%b\n%b%b%b" % (head.encode(), name, failure, result.result or b"")
 
 
 def result_of(task_id: str, value: bytes) -> StoredResult:

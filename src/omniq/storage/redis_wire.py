@@ -81,7 +81,7 @@ def maybe_up(us: int | None) -> int | None:
 
 def encode_operation(op: Operation) -> dict[str, Any]:
     """What the script reads; what is not given is left out."""
-    made = {k: _blob(v) if type(v) is bytes else v for k, v in _ENCODERS[type(op)](op).items() if v is not None}
+    made = {k: blob(v) if type(v) is bytes else v for k, v in _ENCODERS[type(op)](op).items() if v is not None}
     made["kind"] = type(op).__name__.lower()
     return made
 
@@ -155,17 +155,17 @@ def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
     rows: list[Any] = []
     if isinstance(first, Ack):
         for op in cast("Sequence[Ack]", ops):
-            rows += (op.id, op.token, False if op.result is None else _blob(op.result), _blob(_ack_data(op)))
+            rows += (op.id, op.token, False if op.result is None else blob(op.result), blob(_ack_data(op)))
         return {"kind": "acks", "queue": first.queue, "late": first.late, "encoding": first.encoding, "rows": rows}
     assert isinstance(first, Enqueue)
     for op in cast("Sequence[Enqueue]", ops):
-        rows += (op.id, _blob(b"null" if op.payload is None else op.payload), op.fingerprint)
+        rows += (op.id, blob(b"null" if op.payload is None else op.payload), op.fingerprint)
     made: dict[str, Any] = {
         "kind": "enqueues",
         "queue": first.queue,
         "name": first.name,
-        "fields": _common(first),
-        "options": _blob(_options(first)),
+        "fields": common_fields(first),
+        "options": blob(options_of(first)),
         "lease": _lease_ms(first),
         "on_conflict": first.on_conflict,
         "empty": first.payload is None,
@@ -189,7 +189,7 @@ def _all_new(transaction: Sequence[Operation]) -> list[Outcome]:
 _DONE = Acked(state=State.DONE)
 
 
-def _blob(data: bytes) -> msgspec.Raw:
+def blob(data: bytes) -> msgspec.Raw:
     """Bytes as a msgpack string: the server's Lua knows no binary type, and its strings are bytes."""
     size = len(data)
     if size < 32:
@@ -203,11 +203,11 @@ def _blob(data: bytes) -> msgspec.Raw:
     return msgspec.Raw(head + data)
 
 
-def _lease_ms(op: Enqueue) -> int:
+def _lease_ms(op: Enqueue | Record) -> int:
     return DEFAULT_LEASE_MS if op.lease_us is None else ms_up(op.lease_us)
 
 
-def _common(op: Enqueue) -> list[str]:
+def common_fields(op: Enqueue | Record) -> list[str]:
     """The contract's fields that tasks of one shape share."""
     base = _BASE.search(op.backoff) if op.backoff else None
     return [
@@ -220,7 +220,7 @@ def _common(op: Enqueue) -> list[str]:
     ]
 
 
-def _options(op: Enqueue) -> bytes:
+def options_of(op: Enqueue | Record) -> bytes:
     given = Options(op.encoding, op.origin, op.backoff, op.timeout_us, op.result_ttl_us)
     given.no_max, given.no_lease, given.no_payload = op.max_attempts == 0, op.lease_us is None, op.payload is None
     return encode_json(given)
@@ -228,7 +228,7 @@ def _options(op: Enqueue) -> bytes:
 
 def _enqueue(op: Enqueue) -> dict[str, Any]:
     payload = b"null" if op.payload is None else op.payload
-    fields: list[str | msgspec.Raw] = ["id", op.id, "payload", _blob(payload), *_common(op)]
+    fields: list[str | msgspec.Raw] = ["id", op.id, "payload", blob(payload), *common_fields(op)]
     for name, value in (
         ("gid", op.group),
         ("idempotency_key", op.idempotency_key),
@@ -242,9 +242,9 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
     if _enqueue_shape(op) is None:
         fields += ("more", "1")
     if op.headers is not None:
-        fields += ("headers", _blob(encode_json(op.headers)))
+        fields += ("headers", blob(encode_json(op.headers)))
     if op.blocked_by:
-        fields += ("blocked_by", _blob(encode_json(op.blocked_by)))
+        fields += ("blocked_by", blob(encode_json(op.blocked_by)))
     made: dict[str, Any] = {
         "queue": op.queue,
         "id": op.id,
@@ -258,7 +258,7 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
         "dead_queue": op.dead_queue,
         "interval_us": None if op.interval_us is None else str(op.interval_us),
         "ttl": maybe_up(op.result_ttl_us),
-        "options": _options(op),
+        "options": options_of(op),
         **_moment(op),
     }
     if op.on_conflict != "error":

@@ -110,9 +110,10 @@ local function meta(q)
   return q
 end
 
-local function next_seq(q)
+-- `least`: for a task that must come after one of another queue.
+local function next_seq(q, least)
   meta(q)
-  q.seq = math.max(q.seq + 1, now * PER_MS)
+  q.seq = math.max(q.seq + 1, now * PER_MS, least or 0)
   q.changed_meta = true
   return q.seq
 end

@@ -25,14 +25,17 @@ local function need(part)
 end
 
 local ALONE = {reserve = true, beat = true, openfanin = 'fan_in', countfanin = 'fan_in'}
-local UPKEEP = {promote = true, limit = true, sweep = true, purge = true, forget = true, check = true}
+local UPKEEP = {
+  promote = 'upkeep', limit = 'upkeep', sweep = 'upkeep', purge = 'upkeep', forget = 'upkeep', check = 'upkeep',
+  restore = 'restore', restore_events = 'restore',
+}
 
 function machine.transaction(ops)
   local first = ops[1]
   if runs[first.kind] then return runs[first.kind](first) end
   if UPKEEP[first.kind] then
     need('operations')
-    need('upkeep')
+    need(UPKEEP[first.kind])
     return {upkeep[first.kind](first)}
   end
   if ALONE[first.kind] then

@@ -152,7 +152,9 @@ function write.enqueue(op)
   local due = op.eta or now + (op.delay or 0)
   local eta = op.eta_us
   if not eta and ((op.delay or 0) > 0 or op.interval_us) then eta = digits(due) .. '000' end
-  local seq = next_seq(q)
+  local least = 0 -- who lists all tasks, in order, meets a blocker before what it blocks
+  for _, blocker in ipairs(blockers) do least = math.max(least, blocker.seq + 1) end
+  local seq = next_seq(q, least)
   local fields = op.fields
   local t = {
     q = q, id = op.id, key = job_key(q, op.id), changes = fields, warm = true, moved = false, foreign = false, attempt = 0, timeout_ms = op.lease, gid = op.group,

@@ -287,7 +287,7 @@ local function score_of(t, name)
   if name == 'active' then return digits(t.lock_until_ms) end
   if name == 'o:done' or name == 'o:cancelled' then return digits(t.expires_ms or now) end
   if name == 'o:blocked' then return digits(t.seq) end
-  return NOW
+  return t.since and digits(t.since) or NOW
 end
 
 local function add(q, name, score, id)
@@ -376,7 +376,7 @@ function store.flush()
       end
     end
     if state and not stored then add(q, 'o:tasks', digits(t.seq), t.id) end
-    t.stored, t.moved = state, false
+    t.stored, t.moved, t.since = state, false, nil
   end
   for _, q in pairs(queues) do
     if next(q.add) or next(q.remove) then write_sets(q) end

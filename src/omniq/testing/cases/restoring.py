@@ -35,8 +35,8 @@ def _other(bench: Bench) -> Bench:
     return Bench(MemoryStorage(clock=bench.clock), bench.clock)
 
 
-async def _life(bench: Bench) -> None:
-    """A task in every state, with all that tasks can have."""
+async def _life(bench: Bench, cross_queue: bool) -> None:
+    """A task in every state, with all that tasks can have; with `cross_queue` one that names another queue."""
     await bench.ack(await bench.hold("done", idempotency_key="k", fingerprint="f"), result=b"[1]")
     await bench.dead("dead", group="g", payload=b"\0\xff")
     await bench.add("gone", headers={"a": "b"})
@@ -47,13 +47,13 @@ async def _life(bench: Bench) -> None:
     await bench.retry(task, delay_us=60 * S)
     await bench.add("series", interval_us=90 * S, delay_us=10 * S)
     await bench.add("ready", group="g", group_limit=2, max_attempts=9, result_ttl_us=7 * S)
-    await bench.add("waits", after=["tried", "ready"], queue=DEFAULT_QUEUE, dead_queue="grave")
+    await bench.add("waits", after=["tried", "ready"], queue=DEFAULT_QUEUE, dead_queue="grave" if cross_queue else None)
 
 
 @case(rules="§1", needs="restores")
 async def tasks_and_results_of_another_store_come_in_as_they_stand(bench: Bench) -> None:
     source = _other(bench)
-    await _life(source)
+    await _life(source, bench.store.capabilities.cross_queue)
     kept = await _saved(source)
     assert await bench.store.restore(kept) == len(kept)
     for saved in kept:
@@ -72,7 +72,7 @@ async def tasks_and_results_of_another_store_come_in_as_they_stand(bench: Bench)
     await source.close()
 
 
-@case(rules="§1", needs="restores")
+@case(rules="§1", needs="restores,cross_queue")
 async def a_task_that_is_there_stays_as_it_is(bench: Bench) -> None:
     source = _other(bench)
     await source.enqueue("a", "b")
@@ -161,7 +161,7 @@ async def a_result_that_came_in_expires_in_its_time(bench: Bench) -> None:
 @case(rules="§1,§7", needs="restores")
 async def events_of_another_store_come_in_with_their_times_and_writing_none(bench: Bench) -> None:
     source = _other(bench)
-    await _life(source)
+    await _life(source, bench.store.capabilities.cross_queue)
     rows = await source.all_events()
     await bench.store.restore(await _saved(source))
     assert await bench.all_events() == []
