@@ -30,7 +30,8 @@ class Terminal:
         self.raw = b""
         self._end, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        env = {**environment, "TERM": "xterm-256color"}
+        inherited = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
+        env = {**inherited, "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
             arguments,
             stdin=inner,
