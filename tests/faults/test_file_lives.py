@@ -1,6 +1,7 @@
 """Random lives of a file store: any operation, through one of two storages, with a fault at any call, again and again."""
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import os
@@ -206,6 +207,25 @@ def test_a_group_that_was_purged_and_came_back_is_served_after_a_restart(tmp_pat
             granted = await storage.reserve("q", 30)
             assert granted is not None
             assert granted.id == "second"
+
+    asyncio.run(main())
+
+
+def test_a_task_whose_removal_failed_is_granted_once(tmp_path: Path) -> None:
+    async def granted_after_failure_at(number: int) -> list[int]:
+        async with LayeredStorage(tmp_path / f"{number}", clock=clock()) as storage:
+            await storage.apply([job("kept")])
+            storage.files.arm(number, "fail", errno.EIO)
+            with contextlib.suppress(StoreError):
+                await storage.apply([(Remove(queue="q", id="kept"),)])
+            storage.files.disarm()
+            [outcomes] = await storage.apply([(Reserve(queues=("q",), token="0" * 24, limit=2, lease_us=HOUR, worker="w"),)])
+            return [task.attempts for task in outcomes[0].tasks]
+
+    async def main() -> None:
+        found = [await granted_after_failure_at(number) for number in range(1, 12)]
+        assert [1] in found
+        assert all(attempts in ([1], []) for attempts in found)
 
     asyncio.run(main())
 

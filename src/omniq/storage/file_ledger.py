@@ -481,7 +481,7 @@ class FileLedger:
                 index.remove(id)
             else:
                 removed = removed or id not in index.entries or index.entries[id].seq != old.seq
-                index.put(old)
+                index.put(replaced(old))  # a new entry: the old one's place in a line-up may still be there
         if removed:
             index.sort()
         _restore(index.queues, self._old_queues)
