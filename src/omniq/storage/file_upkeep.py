@@ -40,6 +40,14 @@ def find_tasks(section: Section, filter: Filter, cursor: str | None, limit: int,
     return Page(tasks=tasks)
 
 
+def task_page(section: Section, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+    """Tasks by their numbers, and the number up to which they are all."""
+    entries = list(section.index.entries.values())
+    first = bisect.bisect_right(entries, after, key=lambda e: e.seq)
+    found = entries[first : bisect.bisect_right(entries, upto, key=lambda e: e.seq)][:limit]
+    return [section.record(entry) for entry in found], upto if len(found) < limit else found[-1].seq
+
+
 def _may_match(entry: Entry, filter: Filter) -> bool:
     return (
         (not filter.states or entry.state in filter.states)

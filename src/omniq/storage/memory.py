@@ -566,6 +566,19 @@ class MemoryStorage(BaseStorage):
         with self._lock:
             return [e for e in self._ready().log if e.task_id == id]
 
+    # -- in bulk -----------------------------------------------------------------------------------
+
+    async def task_shards(self) -> list[Shard]:
+        with self._lock:
+            seqs = self._ready().by_seq
+            return [Shard(name="", first=min(seqs, default=1), last=max(seqs, default=0))]
+
+    async def task_page(self, shard: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+        with self._lock:
+            by_seq = self._ready().by_seq
+            found = heapq.nsmallest(limit, (seq for seq in by_seq if after < seq <= upto))
+            return [copy.copy(by_seq[seq]) for seq in found], upto if len(found) < limit else found[-1]
+
     # -- steering ----------------------------------------------------------------------------------
 
     async def pause(self, queue: str) -> None:

@@ -408,6 +408,19 @@ class SQLiteStorage(BaseStorage):
             rows = await self._fetch(f"SELECT {_EVENT_COLUMNS} FROM events WHERE task_id=? ORDER BY seq", (id,))
         return [_event(row) for row in rows]
 
+    # -- in bulk -----------------------------------------------------------------------------------
+
+    async def task_shards(self) -> list[Shard]:
+        rows = await self._fetch("SELECT coalesce(min(seq), 1), coalesce(max(seq), 0) FROM tasks")
+        return [Shard(name="", first=rows[0][0], last=rows[0][1])]
+
+    async def task_page(self, shard: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+        rows = await self._fetch(
+            f"SELECT {COLUMNS} FROM tasks WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?", (after, upto, limit)
+        )
+        tasks = [record_of(row) for row in rows]
+        return tasks, upto if len(tasks) < limit else tasks[-1].seq
+
     # -- steering ----------------------------------------------------------------------------------
 
     async def pause(self, queue: str) -> None:
