@@ -53,6 +53,7 @@ from omniq.operations import (
     Retention,
     Retried,
     Retry,
+    RunInfo,
     Saved,
     Shard,
     StoreInfo,
@@ -252,6 +253,10 @@ class BaseStorage(abc.ABC):
 
     @abc.abstractmethod
     async def events_of(self, id: str) -> list[EventRow]: ...
+
+    @abc.abstractmethod
+    async def run(self, queue: str, run_id: str) -> RunInfo | None:
+        """A staged run, counted by the store; None for one that was never opened or is long over."""
 
     @abc.abstractmethod
     async def task_shards(self) -> list[Shard]:

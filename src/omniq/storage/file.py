@@ -26,6 +26,7 @@ from omniq.operations import (
     Page,
     QueueCounts,
     Retention,
+    RunInfo,
     Saved,
     Shard,
     StoreInfo,
@@ -331,6 +332,13 @@ class FileStorage(BaseStorage):
         return await self._do(lambda section: section.folder.events_of(id))
 
     # -- in bulk -----------------------------------------------------------------------------------
+
+    async def run(self, queue: str, run_id: str) -> RunInfo | None:
+        def work(section: Section) -> RunInfo | None:
+            run = section.index.runs.get((queue, run_id))
+            return None if run is None else run.info()
+
+        return await self._do(work)
 
     async def task_shards(self) -> list[Shard]:
         def work(section: Section) -> list[Shard]:

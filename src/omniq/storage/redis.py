@@ -28,6 +28,7 @@ from omniq.operations import (
     QueueCounts,
     Reserve,
     Retention,
+    RunInfo,
     Saved,
     Shard,
     StoreInfo,
@@ -424,6 +425,9 @@ class RedisStorage(BaseStorage):
         if filter.queue is not None:
             names = [name for name in names if name == filter.queue]
         return await find_tasks(self._client, self._load, names, filter, cursor, limit, newest_first)
+
+    async def run(self, queue: str, run_id: str) -> RunInfo | None:
+        return None
 
     async def task_shards(self) -> list[Shard]:
         return await task_shards(self._client, await self._names())
