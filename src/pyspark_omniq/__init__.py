@@ -3,7 +3,7 @@
 Spark imports this with every other such module, so nothing here may fail or take long; the work is in `omniq.spark.source`.
 """
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
 from pyspark.sql.types import StructType
 
 
@@ -28,3 +28,8 @@ class DefaultSource(DataSource):
         from omniq.spark.stream import StreamReader
 
         return StreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from omniq.spark.writing import writer
+
+        return writer(self.options, schema.fieldNames(), overwrite)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from omniq.errors import ConfigError, EventsLost, StoreUnavailable
+from omniq.errors import ConfigError, StoreUnavailable
 from omniq.portal import Portal
 from omniq.storage.base import BaseStorage
 from omniq.storage.bulk import Bulk, open_bulk
@@ -42,7 +42,7 @@ class Address(msgspec.Struct, frozen=True):
         with existing(self.url) as bulk:
             found = bulk.info().store_id
             if found != self.store:
-                raise EventsLost(f"{mask(self.url)} holds the store {found}, but the query reads {self.store}: it was replaced")
+                raise StoreUnavailable(f"{mask(self.url)} holds the store {found} and not {self.store}: it was replaced")
             yield bulk
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -45,14 +46,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
     """Check the options of a read; raises `ConfigError` or `Invalid`, which name the option and what it may be."""
-    known = {name.lower(): name for name in READ}
-    options = {known.get(key.lower(), key): value for key, value in given.items()}
-    for name in options:
-        if name not in READ:
-            raise ConfigError(f"format omniq has no option {name!r} for reading; it has {', '.join(READ)}")
-    url = options.get("url") or options.get("path")
-    if not url:
-        raise ConfigError('format omniq needs the option url, such as .option("url", "redis://127.0.0.1:6379/0")')
+    options = known_options(given, READ, "reading")
+    url = url_of(options)
     table = options.get("table", "tasks")
     columns = _columns(table, options.get("columns"))
     if streaming:
@@ -69,13 +64,29 @@ def read_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadOp
         table=table,
         columns=columns,
         where=conditions(table, options["where"]) if options.get("where", "").strip() else (),
-        parts=_count(options, "numPartitions") if "numPartitions" in options else None,
-        batch_rows=_count(options, "batchRows", BATCH),
+        parts=count(options, "numPartitions") if "numPartitions" in options else None,
+        batch_rows=count(options, "batchRows", BATCH),
         start=_position(options, "startingOffsets", "earliest"),
         end=_position(options, "endingOffsets", "latest"),
-        max_rows=_count(options, "maxRowsPerTrigger", MAX_ROWS),
-        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+        max_rows=count(options, "maxRowsPerTrigger", MAX_ROWS),
+        fail_on_data_loss=choice(options, "failOnDataLoss", ("true", "false")) == "true",
     )
+
+
+def known_options(given: Mapping[str, str], names: Sequence[str], what: str) -> dict[str, str]:
+    """The options under the names that we write; Spark takes them in any case. Raises `ConfigError` for an unknown one."""
+    known = {name.lower(): name for name in names}
+    for key in given:
+        if key.lower() not in known:
+            raise ConfigError(f"format omniq has no option {key!r} for {what}; it has {', '.join(names)}")
+    return {known[key.lower()]: value for key, value in given.items()}
+
+
+def url_of(options: Mapping[str, str]) -> str:
+    url = options.get("url") or options.get("path")
+    if not url:
+        raise ConfigError('format omniq needs the option url, such as .option("url", "redis://127.0.0.1:6379/0")')
+    return url
 
 
 def _columns(table: str, text: str | None) -> tuple[str, ...] | None:
@@ -88,18 +99,19 @@ def _columns(table: str, text: str | None) -> tuple[str, ...] | None:
     return tuple(column.name for column in columns_of(table, names))
 
 
-def _count(options: Mapping[str, str], name: str, default: int = 0) -> int:
+def count(options: Mapping[str, str], name: str, default: int = 0, *, least: int = 1) -> int:
     text = options.get(name, str(default))
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ConfigError(f"{name} {text!r}: give a whole number of at least 1")
+    if not text.strip().isdecimal() or int(text) < least:
+        raise ConfigError(f"{name} {text!r}: give a whole number of at least {least}")
     return int(text)
 
 
-def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    text = options.get(name, str(default)).lower()
-    if text not in ("true", "false"):
-        raise ConfigError(f"{name} {text!r}: give true or false")
-    return text == "true"
+def choice(options: Mapping[str, str], name: str, words: Sequence[str]) -> Any:
+    """One of some words, of which the first is meant when nothing is said."""
+    text = options.get(name, words[0]).lower()
+    if text not in words:
+        raise ConfigError(f"{name} {text!r}: give {' or '.join(words)}")
+    return text
 
 
 def _position(options: Mapping[str, str], name: str, default: str) -> str:
