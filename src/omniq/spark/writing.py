@@ -179,7 +179,7 @@ class Writer(DataSourceArrowWriter):
 
 
 def chunks(batches: Iterator[pa.RecordBatch], rows: Rows, size: int) -> Iterator[list[Enqueue]]:
-    """The tasks of all rows, in pieces of `size`; a key that stands twice in a piece is taken once, or refused with `onConflict=error`."""
+    """The tasks of all rows, in pieces of `size`. A key that stands twice is taken once; `onConflict=error` compares."""
     waiting: dict[str, Enqueue] = {}
     for batch in batches:
         for task in rows.tasks(batch):
