@@ -20,6 +20,7 @@
     │       └── TaskNotAcquired  AuthenticationFailed  LimitReached  ServerStopping
     ├── LakeError                no lake there, one that is in use, or one that is too new or damaged
     │   └── CheckFailed          what the lake holds does not add up; nothing was published
+    ├── SparkFailed              from `omniq.spark`: Spark, or code that it ran, failed
     └── StoreError               the store failed
         ├── StoreUnavailable  StoreFull  StoreTooNew  DriverClosed  EventsLost
         └── OutcomeUnknown       sent, but no answer: send the same call again with repeat=True
@@ -173,6 +174,10 @@ class LakeError(OmniQError):
 
 class CheckFailed(LakeError):
     """What the lake holds does not add up; a build that finds it publishes nothing."""
+
+
+class SparkFailed(OmniQError):
+    """Spark failed, or a function that it ran raised an error that is neither omniq's nor Python's own."""
 
 
 class StoreError(OmniQError):

@@ -1,11 +1,12 @@
 """The words between core and driver: operations go down in transactions, outcomes come back.
 
-Times and durations are integer microseconds. `Reserve`, `Beat`, `OpenFanIn` and `CountFanIn` stand alone in their transaction;
-the others combine.
+Times and durations are integer microseconds. Operations on a task combine in a transaction; `Reserve`, `Beat` and those of
+fan-ins and of staged runs stand alone in theirs.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Literal
 
 import msgspec
@@ -182,6 +183,34 @@ class CountFanIn(Operation, frozen=True, gc=False, kw_only=True):
     member: str
 
 
+class OnRun(Operation, frozen=True, gc=False, kw_only=True):
+    """An operation on a staged run. A run belongs to one queue; another queue may have another of the same id."""
+
+    queue: str
+    run_id: str
+
+
+class OpenRun(OnRun, frozen=True, gc=False, kw_only=True):
+    """Begin a run; the same again changes nothing. After `ttl_us` without a commit it is aborted."""
+
+    ttl_us: int = 86_400_000_000
+
+
+class Stage(OnRun, frozen=True, gc=False, kw_only=True):
+    """Bring tasks that nobody may reserve before the run is committed. What is there, by key or by id, stays as it is."""
+
+    tasks: tuple[Enqueue, ...]
+    strict: bool = False  # refuse a task that is there with another body, instead of passing it over
+
+
+class CommitRun(OnRun, frozen=True, gc=False, kw_only=True):
+    """From now on all its tasks count; they become ready at once or, beyond the first thousands, by `sweep`."""
+
+
+class AbortRun(OnRun, frozen=True, gc=False, kw_only=True):
+    """Forget its tasks, except those that another run claims too."""
+
+
 # -- outcomes ------------------------------------------------------------------------------------
 
 
@@ -254,6 +283,35 @@ class FannedIn(Outcome, frozen=True, gc=False, kw_only=True):
     """How many members are still missing; 0 for the last one, -1 if nobody opened the key."""
 
     left: int
+
+
+class Staged(Outcome, frozen=True, gc=False, kw_only=True):
+    """How many tasks were new, and how many were there before."""
+
+    new: int
+    there: int
+
+
+class RunState(enum.StrEnum):
+    OPEN = "OPEN"
+    COMMITTED = "COMMITTED"
+    ABORTED = "ABORTED"
+
+
+class RunInfo(Outcome, frozen=True, gc=False, kw_only=True):
+    """A staged run, counted by the store. `settled`: nothing of it is left to be released or dropped."""
+
+    queue: str
+    run_id: str
+    state: RunState
+    opened_at_us: int
+    expires_us: int
+    ended_at_us: int | None = None
+    new: int = 0  # tasks that it was the first to stage
+    claimed: int = 0  # tasks that another run had staged and not committed
+    released: int = 0  # tasks that its commit made visible
+    dropped: int = 0  # tasks that its end removed
+    settled: bool = False
 
 
 # -- answers of the looking calls ----------------------------------------------------------------

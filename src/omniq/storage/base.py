@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -53,6 +53,7 @@ from omniq.operations import (
     Retention,
     Retried,
     Retry,
+    RunInfo,
     Saved,
     Shard,
     StoreInfo,
@@ -61,6 +62,8 @@ from omniq.operations import (
 from omniq.policy import after_loss
 from omniq.serialization import MsgspecSerializer, Serializer
 from omniq.storage.checks import Transaction, check_transactions
+from omniq.storage.scanning import Range, ranges_of, scan_range
+from omniq.storage.tables import Columns, Condition
 from omniq.storage.url import open_url
 from omniq.storage.waiting import Waiters
 from omniq.translate import enqueue_of, result_of, task_of
@@ -250,6 +253,25 @@ class BaseStorage(abc.ABC):
 
     @abc.abstractmethod
     async def events_of(self, id: str) -> list[EventRow]: ...
+
+    @abc.abstractmethod
+    async def run(self, queue: str, run_id: str) -> RunInfo | None:
+        """A staged run, counted by the store; None for one that was never opened or is long over."""
+
+    @abc.abstractmethod
+    async def task_shards(self) -> list[Shard]:
+        """Where the numbers of the kept tasks begin and end, per part of the store that counts on its own."""
+
+    @abc.abstractmethod
+    async def task_page(self, shard: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+        """Tasks by their numbers, after `after` and up to `upto`, oldest first, and the number up to which they are all."""
+
+    async def ranges(self, table: str, parts: int) -> list[Range]:
+        return await ranges_of(self, table, parts)
+
+    def scan(self, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int) -> AsyncIterator[Columns]:
+        """The rows of a range as column batches; drivers that can do better than records do it here."""
+        return scan_range(self, range, columns, where, rows)
 
     async def locate(self, id: str) -> str | None:
         """The queue that a task is in now."""

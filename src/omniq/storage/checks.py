@@ -12,14 +12,17 @@ from omniq.operations import (
     CountFanIn,
     Enqueue,
     Extend,
+    OnRun,
     OnTask,
     OpenFanIn,
+    OpenRun,
     Operation,
     Progress,
     Requeue,
     Reschedule,
     Reserve,
     Retry,
+    Stage,
 )
 
 Transaction = Sequence[Operation]
@@ -44,7 +47,7 @@ def _check_combined(transaction: Transaction, limits: Capabilities, good_queues:
         raise LimitExceeded(f"a transaction of {len(transaction)} operations; the limit is {limits.max_transaction}")
     targets: set[str] = set()
     for op in transaction:
-        if isinstance(op, Reserve | Beat | OpenFanIn | CountFanIn):
+        if isinstance(op, Reserve | Beat | OpenFanIn | CountFanIn | OnRun):
             raise Invalid(f"{type(op).__name__} stands alone in its transaction")
         _check(op, limits, good_queues)
         assert isinstance(op, Enqueue | OnTask)
@@ -76,6 +79,8 @@ def _check(op: Operation, limits: Capabilities, good_queues: set[str]) -> None:
             _at_most_one(op, "delay_us", "eta_us")
     elif isinstance(op, OpenFanIn | CountFanIn):
         _check_fan_in(op)
+    elif isinstance(op, OnRun):
+        _check_run(op, limits, good_queues)
     elif not isinstance(op, Beat):
         raise Invalid(f"{type(op).__name__} is not an operation of the driver contract")
 
@@ -135,6 +140,23 @@ def _check_fan_in(op: OpenFanIn | CountFanIn) -> None:
         check_text(op.member, "member of a fan-in")
     elif op.expected < 1 or op.ttl_us <= 0:
         raise Invalid(f"a fan-in waits for at least one member, longer than nothing: {op.expected}, {op.ttl_us} µs")
+
+
+def _check_run(op: OnRun, limits: Capabilities, good_queues: set[str]) -> None:
+    check_queue(op.queue)
+    check_text(op.run_id, "run_id")
+    if isinstance(op, OpenRun) and op.ttl_us <= 0:
+        raise Invalid(f"run {op.run_id!r}: its ttl must be longer than nothing, not {op.ttl_us} µs")
+    if not isinstance(op, Stage):
+        return
+    if len(op.tasks) > limits.max_transaction:
+        raise LimitExceeded(f"{len(op.tasks)} tasks at once; the limit is {limits.max_transaction}: stage them in parts")
+    for task in op.tasks:
+        _check_enqueue(task, limits, good_queues)
+        if task.queue != op.queue:
+            raise Invalid(f"task {task.id!r} is for queue {task.queue!r}, its run for {op.queue!r}; one run, one queue")
+        if task.blocked_by or task.delay_us is not None:
+            raise Invalid(f"task {task.id!r}: a staged task can wait for a time (eta), not for other tasks or a delay")
 
 
 def _at_most_one(op: Operation, *names: str) -> None:

@@ -26,6 +26,7 @@ from omniq.operations import (
     Page,
     QueueCounts,
     Retention,
+    RunInfo,
     Saved,
     Shard,
     StoreInfo,
@@ -34,7 +35,7 @@ from omniq.operations import (
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.file_folder import FORMAT
 from omniq.storage.file_opening import MARKS
-from omniq.storage.file_upkeep import check_store, find_tasks, purge_results, purge_store
+from omniq.storage.file_upkeep import check_store, find_tasks, purge_results, purge_store, task_page
 from omniq.storage.file_writer import FileWriter, Section, Work
 from omniq.storage.files import Files, LocalFiles, SharedMemoryFiles, local_or_memory
 from omniq.storage.filesystems import boot_id, network_fs
@@ -329,6 +330,26 @@ class FileStorage(BaseStorage):
 
     async def events_of(self, id: str) -> list[EventRow]:
         return await self._do(lambda section: section.folder.events_of(id))
+
+    # -- in bulk -----------------------------------------------------------------------------------
+
+    async def run(self, queue: str, run_id: str) -> RunInfo | None:
+        def work(section: Section) -> RunInfo | None:
+            run = section.index.runs.get((queue, run_id))
+            return None if run is None else run.info()
+
+        return await self._do(work)
+
+    async def task_shards(self) -> list[Shard]:
+        def work(section: Section) -> list[Shard]:
+            entries = section.index.entries
+            first, last = next(iter(entries.values()), None), next(reversed(entries.values()), None)
+            return [Shard(name="", first=first.seq if first else 1, last=last.seq if last else 0)]
+
+        return await self._do(work)
+
+    async def task_page(self, shard: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+        return await self._do(lambda section: task_page(section, after, upto, limit))
 
     # -- steering ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ undone by putting the old ones back.
 from __future__ import annotations
 
 import heapq
+import itertools
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ import msgspec
 from omniq.models import State
 from omniq.operations import WorkerInfo
 from omniq.storage.file_lines import KeyLine, LineGlimpse
-from omniq.storage.ledger import FanIn, Lane, QueueRow
+from omniq.storage.ledger import FanIn, Lane, QueueRow, Run
 
 
 class Segment(msgspec.Struct, gc=False, eq=False):
@@ -64,6 +65,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     waits_for: tuple[str, ...]
     place: Place | None = None  # None until the commit that makes it chooses one
     kept: Kept | None = None
+    run_id: str | None = None  # of a staged task
 
 
 class Lineup:
@@ -166,6 +168,9 @@ class Index:
         self._expiring: list[tuple[int, str]] = []
         self._expiring_keys: list[tuple[int, tuple[str, str]]] = []
         self.dead: dict[str, Entry] = {}
+        self.runs: dict[tuple[str, str], Run] = {}
+        self.claims: dict[str, tuple[str, ...]] = {}  # of a staged task: the runs that claim it besides its own
+        self._staged: dict[tuple[str, str], dict[str, None]] = {}
 
     # -- tasks -------------------------------------------------------------------------------------
 
@@ -201,6 +206,8 @@ class Index:
             self.running[entry.id] = entry
         elif entry.state is State.DEAD:
             self.dead[entry.id] = entry
+        elif entry.state is State.STAGED and entry.run_id is not None:
+            self._staged.setdefault((entry.queue, entry.run_id), {})[entry.id] = None
         for blocker in entry.waits_for:
             self.blocks.setdefault(blocker, {})[entry.id] = None
         if entry.kept is not None and entry.kept.expires_us is not None:
@@ -212,6 +219,8 @@ class Index:
             del self.running[entry.id]
         elif entry.state is State.DEAD:
             del self.dead[entry.id]
+        elif entry.state is State.STAGED and entry.run_id is not None:
+            self._unstage((entry.queue, entry.run_id), entry.id)
         for blocker in entry.waits_for:
             waiting = self.blocks.get(blocker)
             if waiting is not None:
@@ -282,6 +291,28 @@ class Index:
             heapq.heappush(self._expiring_keys, item)
         return list(found)
 
+    # -- staged runs -------------------------------------------------------------------------------
+
+    def put_claims(self, id: str, queue: str, runs: tuple[str, ...]) -> None:
+        before = self.claims.pop(id, ())
+        for run_id in before:
+            self._unstage((queue, run_id), id)
+        if runs:
+            self.claims[id] = runs
+        for run_id in runs:
+            self._staged.setdefault((queue, run_id), {})[id] = None
+
+    def _unstage(self, run: tuple[str, str], id: str) -> None:
+        tasks = self._staged.get(run, {})
+        tasks.pop(id, None)
+        if not tasks:
+            self._staged.pop(run, None)
+
+    def staged(self, run: Run, limit: int) -> list[Entry]:
+        """Staged tasks that carry the run's id or that it claims."""
+        ids = itertools.islice(self._staged.get((run.queue, run.run_id), ()), limit)
+        return [self.entries[id] for id in ids]
+
     # -- lanes -------------------------------------------------------------------------------------
 
     def lane(self, queue: str, group: str) -> Lane | None:
@@ -326,6 +357,7 @@ def entry_of(glimpse: LineGlimpse, place: Place, kept: Kept | None) -> Entry:
         glimpse.waits_for,
         place,
         kept,
+        task.run_id if task.state is State.STAGED else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from omniq.storage.file_lines import (
     table_of,
     task_line,
 )
-from omniq.storage.ledger import FanIn, Key, Lane, QueueRow
+from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run
 
 HELD_RECORDS = 10_000  # running tasks whose records are kept at hand for their end
 
@@ -42,6 +43,9 @@ class Rows(msgspec.Struct, omit_defaults=True, kw_only=True):
     fan_ins: dict[str, FanIn] = {}
     fan_ins_gone: list[str] = []
     members: dict[str, dict[str, int]] = {}  # of a fan-in: each that was counted, and what it was told
+    runs: list[Run] = []
+    runs_gone: list[tuple[str, str]] = []
+    claims: dict[str, tuple[str, tuple[str, ...]]] = {}  # of a staged task: its queue, and the runs that claim it too
     counters: Counters | None = None
 
     def apply(self, index: Index) -> None:
@@ -64,6 +68,12 @@ class Rows(msgspec.Struct, omit_defaults=True, kw_only=True):
         index.fan_ins.update(self.fan_ins)
         for key, members in self.members.items():
             index.members.setdefault(key, {}).update(members)
+        for place in self.runs_gone:
+            index.runs.pop(place, None)
+        for run in self.runs:
+            index.runs[run.queue, run.run_id] = run
+        for id, (queue, runs) in self.claims.items():
+            index.put_claims(id, queue, runs)
         if self.counters is not None:
             index.counters = self.counters
 
@@ -76,6 +86,8 @@ class Rows(msgspec.Struct, omit_defaults=True, kw_only=True):
             workers=list(index.workers.values()),
             fan_ins=dict(index.fan_ins),
             members={key: dict(members) for key, members in index.members.items()},
+            runs=list(index.runs.values()),
+            claims={id: (index.entries[id].queue, runs) for id, runs in index.claims.items()},
             counters=copy.copy(index.counters),
         )
 
@@ -130,6 +142,8 @@ class FileLedger:
         self._old_fan_ins: dict[str, FanIn | None] = {}
         self._old_members: dict[str, dict[str, int]] = {}  # all of a fan-in that went
         self._new_members: dict[str, dict[str, int]] = {}
+        self._old_runs: dict[tuple[str, str], Run | None] = {}
+        self._old_claims: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._counters = copy.copy(index.counters)
         self.drops: list[str] = []
 
@@ -184,6 +198,7 @@ class FileLedger:
                 waits_for,
                 None,
                 old.kept if old is not None else None,
+                task.run_id if task.state is State.STAGED else None,
             )
         )
 
@@ -356,6 +371,47 @@ class FileLedger:
         self.index.members.setdefault(key, {})[member] = left
         self._new_members.setdefault(key, {})[member] = left
 
+    # -- staged runs -------------------------------------------------------------------------------
+
+    def run(self, queue: str, run_id: str) -> Run | None:
+        return copy.copy(self.index.runs.get((queue, run_id)))
+
+    def save_run(self, run: Run) -> None:
+        self._old_runs.setdefault((run.queue, run.run_id), self.index.runs.get((run.queue, run.run_id)))
+        self.index.runs[run.queue, run.run_id] = copy.copy(run)
+
+    def delete_run(self, run: Run) -> None:
+        self._old_runs.setdefault((run.queue, run.run_id), run)
+        self.index.runs.pop((run.queue, run.run_id), None)
+
+    def unsettled(self, now_us: int, limit: int) -> list[Run]:
+        runs = (run for run in self.index.runs.values() if run.unsettled(now_us))
+        return [copy.copy(run) for run in itertools.islice(runs, limit)]
+
+    def staged(self, run: Run, limit: int) -> list[Record]:
+        return self._load_all(self.index.staged(run, limit))
+
+    def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
+        return False
+
+    def release_plain(self, run: Run, now_us: int, limit: int) -> int:
+        return 0
+
+    def claim(self, task: Record, run_id: str) -> None:
+        self._put_claims(task, (*self.index.claims.get(task.id, ()), run_id))
+
+    def claims(self, task: Record) -> list[str]:
+        return list(self.index.claims.get(task.id, ()))
+
+    def unclaim(self, task: Record, run_id: str) -> None:
+        self._put_claims(task, tuple(known for known in self.index.claims.get(task.id, ()) if known != run_id))
+
+    def _put_claims(self, task: Record, runs: tuple[str, ...]) -> None:
+        self._old_claims.setdefault(task.id, (task.queue, self.index.claims.get(task.id, ())))
+        self.index.put_claims(task.id, task.queue, runs)
+
+    # -- results -----------------------------------------------------------------------------------
+
     def result(self, id: str) -> StoredResult | None:
         """The result of a task as this commit sees it."""
         if id in self.results:
@@ -441,6 +497,13 @@ class FileLedger:
             if key in index.fan_ins:
                 rows.fan_ins[key] = index.fan_ins[key]
         rows.members.update(self._new_members)
+        for place in self._old_runs:
+            if place in index.runs:
+                rows.runs.append(index.runs[place])
+            else:
+                rows.runs_gone.append(place)
+        for id, (queue, _) in self._old_claims.items():
+            rows.claims[id] = (queue, index.claims.get(id, ()))
         if index.counters != self._counters:
             rows.counters = copy.copy(index.counters)
 
@@ -493,6 +556,9 @@ class FileLedger:
         _restore(index.deferrals, self._old_deferrals)
         _restore(index.workers, self._old_workers)
         _restore(index.fan_ins, self._old_fan_ins)
+        _restore(index.runs, self._old_runs)
+        for id, (queue, runs) in self._old_claims.items():
+            index.put_claims(id, queue, runs)
         for key, counted in self._new_members.items():
             for member in counted:
                 index.members[key].pop(member)

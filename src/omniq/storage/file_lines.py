@@ -65,6 +65,7 @@ class TaskGlimpse(msgspec.Struct, gc=False):
     lease_until_us: int | None = None
     finished_at_us: int | None = None
     updated_at_us: int = 0
+    run_id: str | None = None
 
 
 class ResultGlimpse(msgspec.Struct, gc=False):

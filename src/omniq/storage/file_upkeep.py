@@ -14,6 +14,7 @@ from omniq.storage.file_lines import EVENTS
 from omniq.storage.file_opening import CORRUPT, mend
 from omniq.storage.file_writer import Section
 from omniq.storage.ledger import Lane
+from omniq.storage.runs import keep_until
 
 
 def find_tasks(section: Section, filter: Filter, cursor: str | None, limit: int, newest_first: bool) -> Page:
@@ -38,6 +39,14 @@ def find_tasks(section: Section, filter: Filter, cursor: str | None, limit: int,
                 return Page(tasks=tasks, cursor=encode_cursor(tasks[-1].seq))
             tasks.append(task)
     return Page(tasks=tasks)
+
+
+def task_page(section: Section, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+    """Tasks by their numbers, and the number up to which they are all."""
+    entries = list(section.index.entries.values())
+    first = bisect.bisect_right(entries, after, key=lambda e: e.seq)
+    found = entries[first : bisect.bisect_right(entries, upto, key=lambda e: e.seq)][:limit]
+    return [section.record(entry) for entry in found], upto if len(found) < limit else found[-1].seq
 
 
 def _may_match(entry: Entry, filter: Filter) -> bool:
@@ -67,6 +76,9 @@ def purge_store(section: Section, retention: Retention, now_us: int, limit: int)
             gone += 1
     for key in [key for key, fan_in in index.fan_ins.items() if fan_in.expires_us <= now_us]:
         ledger.delete_fan_in(key)
+        gone += 1
+    for run in [run for run in index.runs.values() if run.settled and keep_until(run) <= now_us][:limit]:
+        ledger.delete_run(run)
         gone += 1
     idle = [lane for lanes in index.lanes.values() for lane in lanes.values() if lane.members == 0 and lane.limit == 0]
     for lane in idle[:limit]:
@@ -117,7 +129,7 @@ def check_store(section: Section, repair: bool) -> list[str]:
     index = section.index
     true: dict[tuple[str, str], Lane] = {}
     for entry in index.entries.values():
-        if entry.group is not None and not entry.state.final:
+        if entry.group is not None and not entry.state.final and entry.state is not State.STAGED:
             lane = true.setdefault((entry.queue, entry.group), Lane(entry.queue, entry.group))
             lane.members += 1
             lane.ready += entry.state is State.READY

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from omniq.models import Record, State, StoredResult
-from omniq.operations import Enqueue, WorkerInfo
+from omniq.operations import Enqueue, RunInfo, RunState, WorkerInfo
 
 
 class QueueRow(msgspec.Struct):
@@ -51,6 +51,42 @@ class FanIn(msgspec.Struct):
     expected: int
     left: int
     expires_us: int
+
+
+class Run(msgspec.Struct):
+    """A staged run. Its tasks carry its id; those that another run staged first are kept as claims beside."""
+
+    queue: str
+    run_id: str
+    opened_at_us: int
+    expires_us: int
+    state: RunState = RunState.OPEN
+    ended_at_us: int | None = None
+    key_ttl_us: int = 0  # the longest of its tasks' keys: so long the run is remembered
+    new: int = 0
+    claimed: int = 0
+    released: int = 0
+    dropped: int = 0
+    settled: bool = False
+
+    def unsettled(self, now_us: int) -> bool:
+        """Whether it ended and has tasks left, or is open beyond its time."""
+        return not self.settled and (self.state is not RunState.OPEN or self.expires_us <= now_us)
+
+    def info(self) -> RunInfo:
+        return RunInfo(
+            queue=self.queue,
+            run_id=self.run_id,
+            state=self.state,
+            opened_at_us=self.opened_at_us,
+            expires_us=self.expires_us,
+            ended_at_us=self.ended_at_us,
+            new=self.new,
+            claimed=self.claimed,
+            released=self.released,
+            dropped=self.dropped,
+            settled=self.settled,
+        )
 
 
 class Ledger(Protocol):
@@ -97,3 +133,27 @@ class Ledger(Protocol):
         ...
 
     def count(self, key: str, member: str, left: int) -> None: ...
+    def run(self, queue: str, run_id: str) -> Run | None: ...
+    def save_run(self, run: Run) -> None: ...
+    def unsettled(self, now_us: int, limit: int) -> list[Run]:
+        """Runs that ended with tasks left, and open ones whose time is over."""
+        ...
+
+    def staged(self, run: Run, limit: int) -> list[Record]:
+        """Staged tasks that carry the run's id or that it claims."""
+        ...
+
+    def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
+        """Insert a staged task that uses nothing beyond a call and a key, without making a record; False: not here."""
+        ...
+
+    def release_plain(self, run: Run, now_us: int, limit: int) -> int:
+        """Make staged tasks ready that need nothing beyond that, with their events; how many. The machine does the others."""
+        ...
+
+    def claim(self, task: Record, run_id: str) -> None: ...
+    def claims(self, task: Record) -> list[str]:
+        """The runs that claim a staged task, besides the one whose id it carries."""
+        ...
+
+    def unclaim(self, task: Record, run_id: str) -> None: ...

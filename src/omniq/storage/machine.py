@@ -29,12 +29,14 @@ from omniq.errors import (
 )
 from omniq.models import DEFAULT_LEASE_US, Record, State, StoredResult, TaskError
 from omniq.operations import (
+    AbortRun,
     Ack,
     Acked,
     Beat,
     Beaten,
     Cancel,
     Cancelled,
+    CommitRun,
     CountFanIn,
     Enqueue,
     Enqueued,
@@ -43,6 +45,7 @@ from omniq.operations import (
     Fail,
     Failed,
     OpenFanIn,
+    OpenRun,
     Operation,
     Outcome,
     Progress,
@@ -58,10 +61,12 @@ from omniq.operations import (
     Reserved,
     Retried,
     Retry,
+    Stage,
 )
 from omniq.storage.fan_in import count_fan_in, open_fan_in
-from omniq.storage.ledger import Key, Ledger, QueueRow
+from omniq.storage.ledger import Key, Ledger, QueueRow, Run
 from omniq.storage.refusals import Refusals
+from omniq.storage.runs import abort_run, commit_run, open_run, stage, sweep_runs
 
 DEFAULT_RESULT_TTL_US = 86_400_000_000
 PROMOTE_LIMIT = 1000
@@ -134,10 +139,27 @@ class Machine:
     def _count_fan_in(self, op: CountFanIn, now_us: int, _: bool) -> Outcome:
         return count_fan_in(self.ledger, op, now_us)
 
+    def _open_run(self, op: OpenRun, now_us: int, _: bool) -> Outcome | Refused:
+        return open_run(self.ledger, op, now_us)
+
+    def _stage(self, op: Stage, now_us: int, _: bool) -> Outcome | Refused:
+        return stage(self, op, now_us)
+
+    def _commit_run(self, op: CommitRun, now_us: int, _: bool) -> Outcome | Refused:
+        return commit_run(self, op, now_us)
+
+    def _abort_run(self, op: AbortRun, now_us: int, _: bool) -> Outcome | Refused:
+        return abort_run(self, op, now_us)
+
     # -- enqueue -----------------------------------------------------------------------------------
 
-    def _enqueue(self, op: Enqueue, _: None, now_us: int) -> Outcome:
+    def _enqueue(self, op: Enqueue, staged: Record | None, now_us: int) -> Outcome:
         ledger = self.ledger
+        if staged is not None:  # of a run that is not committed and may never be: whoever enqueues now is not kept waiting
+            self.drop_staged(staged, now_us)
+            other = ledger.load(op.id)
+            if other is not None and other.state is State.STAGED:
+                self.drop_staged(other, now_us)
         if _is_plain(op) and ledger.queue(op.queue).fed and ledger.insert_plain(op, now_us):
             self.ready_queues.add(op.queue)
             return Enqueued(id=op.id, existed=False, state=State.READY)
@@ -488,7 +510,7 @@ class Machine:
         """The record and its result go. The key stays for its time, so that a late repeat still finds its answer."""
         if task.state is State.BLOCKED:
             self._forget_blockers(task)
-        if task.group is not None and not task.state.final:
+        if task.group is not None and not task.state.final and task.state is not State.STAGED:
             self._count_lane(task, task.state, None)
         self.ledger.delete_result(task)
         if with_key and task.idempotency_key is not None:
@@ -496,6 +518,39 @@ class Machine:
             if key is not None and key.task_id == task.id:
                 self.ledger.delete_key(task.queue, task.idempotency_key)
         self.ledger.delete(task)
+
+    # -- staged runs -------------------------------------------------------------------------------
+
+    def release_staged(self, task: Record, run: Run, now_us: int) -> None:
+        """A task of a committed run is there, as if it had been enqueued at the commit."""
+        ledger = self.ledger
+        committed = cast(int, run.ended_at_us)
+        for other in ledger.claims(task):
+            ledger.unclaim(task, other)
+        task.run_id, task.created_at_us, task.updated_at_us = run.run_id, committed, now_us
+        task.due_us = max(task.eta_us or 0, committed)
+        if task.interval_us:
+            task.eta_us = task.due_us
+        row = ledger.queue(task.queue)
+        if not row.fed or (task.group is not None and not row.has_groups):
+            row.fed, row.has_groups = True, row.has_groups or task.group is not None
+            ledger.save_queue(row)
+        task.state = State.SCHEDULED if task.due_us > now_us else State.READY
+        if task.group is not None:
+            self._join_lane(task, 0)
+        ledger.save(task, State.STAGED, task.queue)
+        self.ready_queues.add(task.queue)
+        if ledger.events_on:
+            size = len(task.payload) if task.payload is not None else 0
+            ledger.event(task, "enqueued", now_us, b'{"payload_bytes":%d}' % size)
+
+    def drop_staged(self, task: Record, now_us: int) -> None:
+        """A staged task goes as if it had never come."""
+        for run_id in self.ledger.claims(task):
+            self.ledger.unclaim(task, run_id)
+        self._drop(task, with_key=True)
+        if task.has_dependents:
+            self._cascade([task.id], now_us)
 
     # -- dependents --------------------------------------------------------------------------------
 
@@ -548,8 +603,8 @@ class Machine:
             self.ledger.unblock(blocker.id, task)
 
     def sweep(self, now_us: int, limit: int) -> int:
-        """Go on with the cascades that were too long for the transaction that began them."""
-        moved = 0
+        """Go on with what was too much for the transaction that began it: cascades and runs."""
+        moved = sweep_runs(self, now_us, limit)
         for blocker_id, dead in self.ledger.deferred(limit):
             self.ledger.undefer(blocker_id)
             if dead:
@@ -616,6 +671,10 @@ class Machine:
         Beat: _beat,
         OpenFanIn: _open_fan_in,
         CountFanIn: _count_fan_in,
+        OpenRun: _open_run,
+        Stage: _stage,
+        CommitRun: _commit_run,
+        AbortRun: _abort_run,
     }
     _WRITES: ClassVar[dict[type[Operation], Callable[[Machine, Any, Any, int], Outcome]]] = {
         Enqueue: _enqueue,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import heapq
+import itertools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -24,6 +25,7 @@ from omniq.operations import (
     Page,
     QueueCounts,
     Retention,
+    RunInfo,
     Saved,
     Shard,
     StoreInfo,
@@ -31,9 +33,10 @@ from omniq.operations import (
 )
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
-from omniq.storage.ledger import FanIn, Key, Lane, QueueRow
+from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run
 from omniq.storage.machine import Machine
 from omniq.storage.restoring import restore_events, restore_tasks
+from omniq.storage.runs import keep_until
 
 
 class _Heap:
@@ -86,6 +89,9 @@ class MemoryLedger:
         self.worker_rows: dict[str, WorkerInfo] = {}
         self.fan_ins: dict[str, FanIn] = {}
         self.members: dict[str, dict[str, int]] = defaultdict(dict)
+        self.runs: dict[tuple[str, str], Run] = {}
+        self.staged_tasks: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
+        self.claim_rows: dict[str, list[str]] = {}
         self.seq = self.turn = self.ids = 0
         self._ready: dict[tuple[str, str | None], _Heap] = {}
         self._scheduled: dict[str, _Heap] = {}
@@ -114,11 +120,20 @@ class MemoryLedger:
 
     def delete(self, task: Record) -> None:
         self.counters[task.queue][task.state] -= 1
+        self._unstage(task)
         del self.tasks[task.id], self.by_seq[task.seq]
         self.running.pop(task.id, None)
         task.seq = -1  # whatever still refers to it in a heap no longer holds
 
+    def _unstage(self, task: Record) -> None:
+        if task.run_id is not None and (task.queue, task.run_id) in self.staged_tasks:
+            self.staged_tasks[task.queue, task.run_id].pop(task.id, None)
+
     def _index(self, task: Record) -> None:
+        if task.state is State.STAGED:
+            self.staged_tasks[task.queue, cast(str, task.run_id)][task.id] = task
+        else:
+            self._unstage(task)
         if task.state is State.READY:
             place = (task.queue, task.group)
             self._ready.setdefault(place, _Heap(_ready_key(task.queue))).push(task)
@@ -276,6 +291,50 @@ class MemoryLedger:
     def count(self, key: str, member: str, left: int) -> None:
         self.members[key][member] = left
 
+    # -- staged runs -------------------------------------------------------------------------------
+
+    def run(self, queue: str, run_id: str) -> Run | None:
+        return self.runs.get((queue, run_id))
+
+    def save_run(self, run: Run) -> None:
+        self.runs[run.queue, run.run_id] = run
+
+    def unsettled(self, now_us: int, limit: int) -> list[Run]:
+        runs = (run for run in self.runs.values() if run.unsettled(now_us))
+        return list(itertools.islice(runs, limit))
+
+    def staged(self, run: Run, limit: int) -> list[Record]:
+        tasks = self.staged_tasks[run.queue, run.run_id]
+        found: list[Record] = []
+        for id, task in list(tasks.items()):
+            if task.state is not State.STAGED or (task.run_id != run.run_id and run.run_id not in self.claims(task)):
+                del tasks[id]  # released, dropped or handed over to another run
+            elif len(found) < limit:
+                found.append(task)
+            else:
+                break
+        return found
+
+    def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
+        return False
+
+    def release_plain(self, run: Run, now_us: int, limit: int) -> int:
+        return 0
+
+    def claim(self, task: Record, run_id: str) -> None:
+        self.claim_rows.setdefault(task.id, []).append(run_id)
+        self.staged_tasks[task.queue, run_id][task.id] = task
+
+    def claims(self, task: Record) -> list[str]:
+        return list(self.claim_rows.get(task.id, ()))
+
+    def unclaim(self, task: Record, run_id: str) -> None:
+        self.claim_rows[task.id].remove(run_id)
+        if not self.claim_rows[task.id]:
+            del self.claim_rows[task.id]
+        if task.run_id != run_id:
+            self.staged_tasks[task.queue, run_id].pop(task.id, None)
+
 
 def _ready_key(queue: str) -> Callable[[Record], tuple[Any, ...] | None]:
     def holds(task: Record) -> tuple[Any, ...] | None:
@@ -408,6 +467,11 @@ class MemoryStorage(BaseStorage):
                 if info.seen_at_us <= now - retention.workers_us:
                     del ledger.worker_rows[worker]
                     gone += 1
+            for place, run in list(ledger.runs.items()):
+                if run.settled and keep_until(run) <= now:
+                    del ledger.runs[place]
+                    ledger.staged_tasks.pop(place, None)
+                    gone += 1
             for key in [k for k, fan_in in ledger.fan_ins.items() if fan_in.expires_us <= now]:
                 ledger.delete_fan_in(key)
                 gone += 1
@@ -448,7 +512,7 @@ class MemoryStorage(BaseStorage):
             ledger = self._ready()
             true: dict[tuple[str, str], Lane] = {}
             for task in ledger.tasks.values():
-                if task.group is not None and not task.state.final:
+                if task.group is not None and not task.state.final and task.state is not State.STAGED:
                     lane = true.setdefault((task.queue, task.group), Lane(task.queue, task.group))
                     lane.members += 1
                     lane.ready += task.state is State.READY
@@ -565,6 +629,24 @@ class MemoryStorage(BaseStorage):
     async def events_of(self, id: str) -> list[EventRow]:
         with self._lock:
             return [e for e in self._ready().log if e.task_id == id]
+
+    # -- in bulk -----------------------------------------------------------------------------------
+
+    async def run(self, queue: str, run_id: str) -> RunInfo | None:
+        with self._lock:
+            run = self._ready().run(queue, run_id)
+            return None if run is None else run.info()
+
+    async def task_shards(self) -> list[Shard]:
+        with self._lock:
+            seqs = self._ready().by_seq
+            return [Shard(name="", first=min(seqs, default=1), last=max(seqs, default=0))]
+
+    async def task_page(self, shard: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+        with self._lock:
+            by_seq = self._ready().by_seq
+            found = heapq.nsmallest(limit, (seq for seq in by_seq if after < seq <= upto))
+            return [copy.copy(by_seq[seq]) for seq in found], upto if len(found) < limit else found[-1]
 
     # -- steering ----------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from omniq.operations import (
     QueueCounts,
     Reserve,
     Retention,
+    RunInfo,
     Saved,
     Shard,
     StoreInfo,
@@ -38,7 +39,7 @@ from omniq.storage import redis_wire as wire
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.liveness import WorkerLocks, host_locks
 from omniq.storage.redis_batches import Batches
-from omniq.storage.redis_find import find_tasks
+from omniq.storage.redis_find import find_tasks, task_page, task_shards
 from omniq.storage.redis_plan import STORE, Plan
 from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
 from omniq.storage.redis_wake import Listener
@@ -424,6 +425,15 @@ class RedisStorage(BaseStorage):
         if filter.queue is not None:
             names = [name for name in names if name == filter.queue]
         return await find_tasks(self._client, self._load, names, filter, cursor, limit, newest_first)
+
+    async def run(self, queue: str, run_id: str) -> RunInfo | None:
+        return None
+
+    async def task_shards(self) -> list[Shard]:
+        return await task_shards(self._client, await self._names())
+
+    async def task_page(self, shard: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+        return await task_page(self._client, self._load, shard, after, upto, limit)
 
     async def counts(self, now_us: int | None = None) -> list[QueueCounts]:
         names = await self.queues()

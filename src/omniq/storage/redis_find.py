@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from omniq.errors import InvalidCursor
 from omniq.models import Record, State
-from omniq.operations import Filter, Page
+from omniq.operations import Filter, Page, Shard
 from omniq.storage.cursors import SCAN_LIMIT
 from omniq.storage.redis_wire import Command
 
@@ -167,3 +167,26 @@ async def find_tasks(
         if scanned >= SCAN_LIMIT:
             return Page(tasks=tasks, cursor=encode_place(batch[-1][0]), partial=True)
     return Page(tasks=tasks)
+
+
+async def task_shards(client: Client, queues: Sequence[str]) -> list[Shard]:
+    """Where the numbers of each queue's tasks begin and end."""
+    commands: list[Command] = []
+    for queue in queues:
+        key = f"{{{queue}}}:o:tasks"
+        commands += [("ZRANGE", key, 0, 0, "WITHSCORES"), ("ZRANGE", key, -1, -1, "WITHSCORES")]
+    ends = [_pairs(found) for found in await client.pipeline(commands)]
+    return [
+        Shard(name=queue, first=int(float(first[0][1])), last=int(float(last[0][1])))
+        for queue, first, last in zip(queues, ends[::2], ends[1::2], strict=True)
+        if first and last
+    ]
+
+
+async def task_page(client: Client, load: Load, queue: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+    """Tasks of a queue by their numbers, and the number up to which they are all."""
+    key = f"{{{queue}}}:o:tasks"
+    [found] = await client.pipeline([("ZRANGEBYSCORE", key, f"({after}", upto, "WITHSCORES", "LIMIT", 0, limit)])
+    pairs = _pairs(found)
+    records = await load([(queue, id.decode("utf-8", "replace")) for id, _ in pairs])
+    return [task for task in records if task is not None], upto if len(pairs) < limit else int(float(pairs[-1][1]))

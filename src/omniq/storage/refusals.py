@@ -46,14 +46,14 @@ class Refusals:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
-    def enqueue(self, op: Enqueue, now_us: int) -> Outcome | Refused | None:
+    def enqueue(self, op: Enqueue, now_us: int) -> Record | Outcome | Refused | None:
         if op.idempotency_key is not None:
             first = self.known_key(op, now_us)
             if first is not None:
                 return first
         there = self.ledger.load(op.id)
-        if there is None:
-            return None
+        if there is None or there.state is State.STAGED:
+            return there
         if op.on_conflict == "replace_finished":
             return None if there.state.final else Enqueued(id=op.id, existed=True, state=there.state)
         if op.on_conflict == "return" or there.fingerprint == op.fingerprint:
@@ -63,15 +63,17 @@ class Refusals:
     def stored_before(self, op: Enqueue) -> Outcome | None:
         """A repeated `replace_finished` must not replace, and run again, what its own first call stored."""
         there = self.ledger.load(op.id)
-        if there is None or there.fingerprint != op.fingerprint:
+        if there is None or there.state is State.STAGED or there.fingerprint != op.fingerprint:
             return None
         return Enqueued(id=op.id, existed=True, state=there.state)
 
-    def known_key(self, op: Enqueue, now_us: int) -> Outcome | Refused | None:
+    def known_key(self, op: Enqueue, now_us: int) -> Record | Outcome | Refused | None:
         key = self.ledger.key(op.queue, cast(str, op.idempotency_key))
         if key is None:
             return None
         first = self.ledger.load(key.task_id)
+        if first is not None and first.state is State.STAGED:
+            return first
         if key.expires_us <= now_us and (first is None or first.state.final):
             return None
         if key.fingerprint != op.fingerprint:

@@ -30,6 +30,7 @@ from omniq.operations import (
     Page,
     QueueCounts,
     Retention,
+    RunInfo,
     Saved,
     Shard,
     StoreInfo,
@@ -40,7 +41,7 @@ from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.filesystems import network_fs
 from omniq.storage.liveness import WorkerLocks
 from omniq.storage.restoring import restore_events, restore_tasks
-from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, record_of, result_of_row
+from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RUN, record_of, result_of_row, run_of
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
 from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, Work, translate
@@ -286,9 +287,12 @@ class SQLiteStorage(BaseStorage):
         return [Lease(record=t, lost="worker_lost" if t.worker in lost_workers else "expired") for t in records]
 
     async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
-        if not await self._fetch("SELECT 1 FROM deferred LIMIT 1"):
+        now = self._now(now_us)
+        work = """SELECT 1 FROM deferred UNION ALL
+            SELECT 1 FROM runs WHERE settled = 0 AND (state <> 'OPEN' OR expires_at <= ?) LIMIT 1"""
+        if not await self._fetch(work, (now,)):
             return 0
-        return await self._write(lambda section: section.machine.sweep(self._now(now_us), limit))
+        return await self._write(lambda section: section.machine.sweep(now, limit))
 
     async def promote(self, queue: str, limit: int = 1000, now_us: int | None = None) -> int:
         return await self._write(lambda section: section.machine.promote(queue, self._now(now_us), limit))
@@ -407,6 +411,23 @@ class SQLiteStorage(BaseStorage):
         if not rows:  # the record is gone: its events are found by reading
             rows = await self._fetch(f"SELECT {_EVENT_COLUMNS} FROM events WHERE task_id=? ORDER BY seq", (id,))
         return [_event(row) for row in rows]
+
+    # -- in bulk -----------------------------------------------------------------------------------
+
+    async def run(self, queue: str, run_id: str) -> RunInfo | None:
+        rows = await self._fetch(f"{RUN} WHERE queue=? AND run_id=?", (queue, run_id))
+        return run_of(rows[0]).info() if rows else None
+
+    async def task_shards(self) -> list[Shard]:
+        rows = await self._fetch("SELECT coalesce(min(seq), 1), coalesce(max(seq), 0) FROM tasks")
+        return [Shard(name="", first=rows[0][0], last=rows[0][1])]
+
+    async def task_page(self, shard: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+        rows = await self._fetch(
+            f"SELECT {COLUMNS} FROM tasks WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?", (after, upto, limit)
+        )
+        tasks = [record_of(row) for row in rows]
+        return tasks, upto if len(tasks) < limit else tasks[-1].seq
 
     # -- steering ----------------------------------------------------------------------------------
 

@@ -11,10 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+import msgspec
+
 from omniq.models import Record, State, StoredResult
 from omniq.operations import Enqueue, WorkerInfo
 from omniq.storage import sqlite_rows
-from omniq.storage.ledger import FanIn, Key, Lane, QueueRow
+from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run
 
 MAX_HELD = 20_000
 
@@ -411,3 +413,35 @@ class SQLiteLedger:
 
     def count(self, key: str, member: str, left: int) -> None:
         self._db.execute("INSERT INTO fan_in_members VALUES (?,?,?)", (key, member, left))
+
+    # -- staged runs -------------------------------------------------------------------------------
+
+    def run(self, queue: str, run_id: str) -> Run | None:
+        found = self._db.execute(f"{sqlite_rows.RUN} WHERE queue=? AND run_id=?", (queue, run_id)).fetchone()
+        return sqlite_rows.run_of(found) if found else None
+
+    def save_run(self, run: Run) -> None:
+        self._db.execute("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", msgspec.structs.astuple(run))
+
+    def unsettled(self, now_us: int, limit: int) -> list[Run]:
+        sql = f"{sqlite_rows.RUN} WHERE settled = 0 AND (state <> 'OPEN' OR expires_at <= ?) LIMIT ?"
+        return [sqlite_rows.run_of(row) for row in self._db.execute(sql, (now_us, limit)).fetchall()]
+
+    def staged(self, run: Run, limit: int) -> list[Record]:
+        return self._select(sqlite_rows.STAGED, run.queue, run.run_id, limit)
+
+    def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
+        return False
+
+    def release_plain(self, run: Run, now_us: int, limit: int) -> int:
+        return 0
+
+    def claim(self, task: Record, run_id: str) -> None:
+        self._db.execute("INSERT OR IGNORE INTO claims VALUES (?,?,?)", (task.queue, run_id, task.id))
+
+    def claims(self, task: Record) -> list[str]:
+        sql = "SELECT run_id FROM claims WHERE task_id=? ORDER BY rowid"
+        return [row[0] for row in self._db.execute(sql, (task.id,)).fetchall()]
+
+    def unclaim(self, task: Record, run_id: str) -> None:
+        self._db.execute("DELETE FROM claims WHERE queue=? AND run_id=? AND task_id=?", (task.queue, run_id, task.id))

@@ -8,7 +8,8 @@ from typing import Any, cast
 import msgspec
 
 from omniq.models import Blocker, Record, State, StoredResult, TaskError, TaskStatus, status_of
-from omniq.operations import Enqueue
+from omniq.operations import Enqueue, RunState
+from omniq.storage.ledger import Run
 
 STATES: list[State] = list(State)
 COUNTERS: list[str] = [s.name.lower() for s in State]
@@ -41,7 +42,7 @@ UPDATE_DONE = """UPDATE tasks SET state=5, status='SUCCESS', token=NULL, lease_u
  updated_at=? WHERE seq=?"""
 UPDATE = """UPDATE tasks SET queue=?, state=?, status=?, eta=?, asked_eta=?, returned=?, attempts=?, token=?, lease_until=?,
  ended_by=?, worker=?, cancel_requested=?, dead_queue=?, blocked_by=?, blockers_left=?, has_dependents=?, updated_at=?,
- started_at=?, finished_at=?, last_error=?, failed_at=?, progress=? WHERE seq=?"""
+ started_at=?, finished_at=?, last_error=?, failed_at=?, progress=?, run_id=?, created_at=? WHERE seq=?"""
 RESULT_PLAIN = """INSERT OR REPLACE INTO results (seq, task_id, status, result, encoding, finished_at, attempts,
  last_attempt_at, expires_at) VALUES (?,?,'SUCCESS',?,?,?,?,?,?)"""
 RESULT = """INSERT OR REPLACE INTO results (seq, task_id, status, result, encoding, finished_at, attempts, last_attempt_at,
@@ -64,6 +65,10 @@ GROUPED = f'{SELECT} WHERE state=3 AND queue=? AND "group"=? ORDER BY returned D
 DUE = f"{SELECT} WHERE state=2 AND queue=? AND eta<=? ORDER BY eta, seq LIMIT ?"
 HELD = f"{SELECT} WHERE state=4 AND token=? ORDER BY seq"
 DEPENDENTS = f"{SELECT} WHERE seq IN (SELECT dependent FROM blocks WHERE blocker_id=? ORDER BY dependent LIMIT ?) ORDER BY seq"
+STAGED = f"""{SELECT} WHERE state=0 AND queue=?1 AND run_id=?2
+ UNION ALL {SELECT} WHERE state=0 AND id IN (SELECT task_id FROM claims WHERE queue=?1 AND run_id=?2) LIMIT ?3"""
+RUN = """SELECT queue, run_id, opened_at, expires_at, state, ended_at, key_ttl, new, claimed, released, dropped, settled
+ FROM runs"""
 OPEN_LANE = """SELECT queue, "group", "limit", ready, inflight, members, turn FROM lanes
  WHERE queue=? AND ready > 0 AND inflight < max("limit", 1) ORDER BY turn LIMIT 1"""
 
@@ -186,6 +191,12 @@ def result_of_row(row: Sequence[Any]) -> StoredResult:
     )
 
 
+def run_of(row: Sequence[Any]) -> Run:
+    run = Run(*row)
+    run.state, run.settled = RunState(row[4]), bool(row[11])
+    return run
+
+
 def optional(value: object) -> str | None:
     return encode(value).decode() if value else None
 
@@ -256,6 +267,8 @@ def update_row(task: Record) -> tuple[Any, ...]:
         optional(task.last_error),
         task.failed_at_us,
         as_text(task.progress),
+        task.run_id,
+        task.created_at_us,
         task.seq,
     )
 

@@ -8,6 +8,7 @@
     deferred   cascades to go on with    events      the log, one row per transition
     workers    signs of life             store       one row: the store's id and its counters
     fan_ins    members to be counted     fan_in_members   who was counted, and what it was told
+    runs       staged runs               claims      staged tasks that a second run brought too
 
 All times and durations are integer microseconds (UTC). `args` and `kwargs` hold a Python call as JSON; any other payload, and
 a call that would not come back byte for byte, stands in `payload`.
@@ -21,7 +22,7 @@ from omniq.errors import StoreTooNew, StoreUnavailable
 from omniq.models import new_id
 
 APPLICATION_ID = 0x6F6D6E71  # "omnq": a database that is not ours is refused, not adopted
-VERSION = 2
+VERSION = 3
 
 _V1 = """
 CREATE TABLE tasks (
@@ -187,7 +188,36 @@ CREATE TABLE fan_in_members (
 );
 """
 
-MIGRATIONS = {1: _V1, 2: _V2}
+_V3 = """
+CREATE INDEX tasks_staged ON tasks (queue, run_id) WHERE state = 0;
+
+CREATE TABLE runs (
+    queue TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    opened_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    ended_at INTEGER,
+    key_ttl INTEGER NOT NULL,
+    new INTEGER NOT NULL,
+    claimed INTEGER NOT NULL,
+    released INTEGER NOT NULL,
+    dropped INTEGER NOT NULL,
+    settled INTEGER NOT NULL,
+    PRIMARY KEY (queue, run_id)
+);
+CREATE INDEX runs_unsettled ON runs (expires_at) WHERE settled = 0;
+
+CREATE TABLE claims (
+    queue TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    PRIMARY KEY (queue, run_id, task_id)
+);
+CREATE INDEX claims_of_task ON claims (task_id);
+"""
+
+MIGRATIONS = {1: _V1, 2: _V2, 3: _V3}
 _TABLES = frozenset(
     {
         "tasks",
@@ -202,6 +232,8 @@ _TABLES = frozenset(
         "store",
         "fan_ins",
         "fan_in_members",
+        "runs",
+        "claims",
     }
 )
 

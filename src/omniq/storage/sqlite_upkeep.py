@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any, LiteralString
 
 from omniq.models import State
-from omniq.operations import Retention
+from omniq.operations import KEY_TTL_US, Retention
 from omniq.storage.sqlite_rows import COUNTERS
 from omniq.storage.sqlite_writer import Section
 
@@ -28,6 +28,11 @@ def purge_store(section: Section, retention: Retention, now_us: int, limit: int)
     gone += _purge_events(section, retention, now_us, limit)
     gone += db.execute("DELETE FROM workers WHERE seen_at <= ?", (now_us - retention.workers_us,)).rowcount
     gone += _purge_fan_ins(section, now_us, limit)
+    gone += db.execute(
+        """DELETE FROM runs WHERE rowid IN
+        (SELECT rowid FROM runs WHERE settled = 1 AND ended_at + max(key_ttl, ?) <= ? LIMIT ?)""",
+        (KEY_TTL_US, now_us, limit),
+    ).rowcount
     idle = 'DELETE FROM lanes WHERE rowid IN (SELECT rowid FROM lanes WHERE members = 0 AND "limit" = 0 LIMIT ?)'
     return gone + db.execute(idle, (limit,)).rowcount
 
@@ -89,7 +94,7 @@ def check_store(section: Section, repair: bool) -> list[str]:
     sql = """SELECT l.queue, l."group",
         (SELECT count(*) FROM tasks t WHERE t.queue=l.queue AND t."group"=l."group" AND t.state=3) AS true_ready,
         (SELECT count(*) FROM tasks t WHERE t.queue=l.queue AND t."group"=l."group" AND t.state=4) AS true_inflight,
-        (SELECT count(*) FROM tasks t WHERE t.queue=l.queue AND t."group"=l."group" AND t.state<5) AS true_members
+        (SELECT count(*) FROM tasks t WHERE t.queue=l.queue AND t."group"=l."group" AND t.state BETWEEN 1 AND 4) AS true_members
         FROM lanes l WHERE l.ready<>true_ready OR l.inflight<>true_inflight OR l.members<>true_members"""
     for queue, group, ready, inflight, members in db.execute(sql).fetchall():
         found.append(f"group {group!r} of queue {queue!r} is miscounted")

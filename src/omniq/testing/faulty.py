@@ -21,6 +21,7 @@ from omniq.operations import (
     Page,
     QueueCounts,
     Retention,
+    RunInfo,
     Saved,
     Shard,
     StoreInfo,
@@ -112,6 +113,15 @@ class FaultyStorage(BaseStorage):
 
     async def restore_events(self, rows: Sequence[EventRow]) -> None:
         await self.inner.restore_events(rows)
+
+    async def run(self, queue: str, run_id: str) -> RunInfo | None:
+        return await self.inner.run(queue, run_id)
+
+    async def task_shards(self) -> list[Shard]:
+        return await self.inner.task_shards()
+
+    async def task_page(self, shard: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+        return await self.inner.task_page(shard, after, upto, limit)
 
     async def open(self) -> None:
         await self.inner.open()

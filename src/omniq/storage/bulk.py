@@ -1,0 +1,123 @@
+"""A store for programs that move a great many tasks at once: synchronous, opened by its URL, nothing to pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from omniq.errors import Refused, RunClosed
+from omniq.models import duration_us
+from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, RunInfo, Shard, Stage, StoreInfo
+from omniq.portal import Portal
+from omniq.storage.base import BaseStorage
+from omniq.storage.scanning import BATCH, Range
+from omniq.storage.tables import Columns, Condition, columns_of
+
+
+def open_bulk(url: str, **options: Any) -> Bulk:
+    """The bulk side of the store that a URL names; close it, or use it in a `with`."""
+    return Bulk(BaseStorage.from_url(url, **options))
+
+
+class Bulk:
+    """Reading a store by ranges, and writing to it in staged runs."""
+
+    def __init__(self, storage: BaseStorage) -> None:
+        self.storage = storage
+        self._portal = Portal()
+        self._queues: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self._portal.call(self.storage.open())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._portal.call(self.storage.close())
+        self._portal.close()
+
+    def info(self) -> StoreInfo:
+        return self._portal.call(self.storage.info())
+
+    # -- staged runs -------------------------------------------------------------------------------
+
+    def open_run(self, run_id: str, queue: str, ttl: float | timedelta = timedelta(days=1)) -> RunInfo:
+        """Begin a run, or go on with one that is open; a finished one raises `RunClosed`."""
+        self._queues[run_id] = queue
+        return self._do(OpenRun(queue=queue, run_id=run_id, ttl_us=duration_us(ttl, "ttl")))
+
+    def stage(self, run_id: str, tasks: Sequence[Enqueue], *, strict: bool = False) -> tuple[int, int]:
+        """Bring tasks in, unseen until the commit; how many were new, and how many were there."""
+        staged = self._do(Stage(queue=self._queue(run_id), run_id=run_id, tasks=tuple(tasks), strict=strict))
+        return staged.new, staged.there
+
+    def commit_run(self, run_id: str) -> RunInfo:
+        """Make all its tasks visible. When this returns they all are; if this process dies, `sweep` goes on with it."""
+        return self._settled(CommitRun(queue=self._queue(run_id), run_id=run_id))
+
+    def abort_run(self, run_id: str) -> RunInfo:
+        """Forget its tasks."""
+        return self._settled(AbortRun(queue=self._queue(run_id), run_id=run_id))
+
+    def run(self, run_id: str) -> RunInfo | None:
+        """A run as the store counts it; None if there is none of this id."""
+        if run_id in self._queues:
+            return self._portal.call(self.storage.run(self._queues[run_id], run_id))
+        for queue in self._portal.call(self.storage.queues()):
+            found = self._portal.call(self.storage.run(queue, run_id))
+            if found is not None:
+                return found
+        return None
+
+    def _queue(self, run_id: str) -> str:
+        if run_id not in self._queues:
+            found = self.run(run_id)
+            if found is None:
+                raise RunClosed(f"no run {run_id!r} in this store; open it first")
+            self._queues[run_id] = found.queue
+        return self._queues[run_id]
+
+    def _settled(self, op: CommitRun | AbortRun) -> RunInfo:
+        found: RunInfo = self._do(op)
+        while not found.settled:
+            found = self._do(op)
+        return found
+
+    def _do(self, op: OnRun) -> Any:
+        """One operation, surely: all of them may be repeated."""
+        (answer,) = self.storage.apply_blocking([(op,)])
+        if isinstance(answer, Refused):
+            raise answer
+        return answer[0]
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def event_shards(self) -> list[Shard]:
+        return self._portal.call(self.storage.event_shards())
+
+    def ranges(self, table: str, parts: int = 1) -> list[Range]:
+        """About `parts` ranges of a table, which any process may `scan` on its own."""
+        columns_of(table)
+        return self._portal.call(self.storage.ranges(table, parts))
+
+    def scan(
+        self, range: Range, columns: Sequence[str] | None = None, where: Sequence[Condition] = (), rows: int = BATCH
+    ) -> Iterator[Columns]:
+        """The rows of a range that meet every condition, as batches of columns.
+
+        A task that is there all the while appears once (on Redis at least once: drop repeats by id).
+        """
+        names = [column.name for column in columns_of(range.table, columns)]
+        columns_of(range.table, [condition.column for condition in where])
+        batches = self.storage.scan(range, names, where, rows)
+        while (batch := self._portal.call(_next(batches))) is not None:
+            if batch[names[0]]:
+                yield batch
+
+
+async def _next(batches: Any) -> Columns | None:
+    return await anext(batches, None)

@@ -1,0 +1,291 @@
+"""Staged runs: unseen until the commit, all there after it, gone after an abort; no run swallows what another needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omniq.errors import IdempotencyConflict, Invalid, NotWaiting, RunClosed
+from omniq.models import Blocker, State
+from omniq.operations import AbortRun, Cancel, CommitRun, Enqueue, OpenRun, Remove, Retention, RunInfo, RunState, Stage, Staged
+from omniq.testing.bench import Bench, S, case
+
+DAY = 86_400 * S
+
+
+def row(id: str, **fields: Any) -> Enqueue:
+    given: dict[str, Any] = {"name": "job", "payload": b'{"args":[],"kwargs":{}}', "fingerprint": "body", **fields}
+    return Enqueue(id=id, **given)
+
+
+def keyed(id: str, **fields: Any) -> Enqueue:
+    return row(id, **{"idempotency_key": id, **fields})
+
+
+async def opened(bench: Bench, run: str = "r", ttl_us: int = DAY, queue: str = "default") -> RunInfo:
+    return await bench.do(OpenRun(queue=queue, run_id=run, ttl_us=ttl_us))
+
+
+async def staged(bench: Bench, *tasks: Enqueue, run: str = "r", strict: bool = False) -> tuple[int, int]:
+    answer: Staged = await bench.do(Stage(queue="default", run_id=run, tasks=tasks, strict=strict))
+    return answer.new, answer.there
+
+
+async def committed(bench: Bench, run: str = "r") -> RunInfo:
+    return await bench.do(CommitRun(queue="default", run_id=run))
+
+
+async def aborted(bench: Bench, run: str = "r") -> RunInfo:
+    return await bench.do(AbortRun(queue="default", run_id=run))
+
+
+async def swept(bench: Bench) -> None:
+    while await bench.store.sweep(bench.now):
+        pass
+
+
+@case(rules="§10")
+async def nothing_staged_can_be_reserved_before_the_commit(bench: Bench) -> None:
+    await opened(bench)
+    assert await staged(bench, row("a"), row("b")) == (2, 0)
+    assert await bench.take(limit=5) == []
+    assert await bench.states("a") == [State.STAGED]
+    counts = await bench.counts()
+    assert (counts.staged, counts.waiting) == (2, 0)
+    assert await bench.all_events() == []
+    info = await committed(bench)
+    assert (info.state, info.new, info.released, info.settled) == (RunState.COMMITTED, 2, 2, True)
+    assert sorted(t.id for t in await bench.take(limit=5)) == ["a", "b"]
+
+
+@case(rules="§10")
+async def a_committed_task_is_as_if_it_was_enqueued_at_the_commit(bench: Bench) -> None:
+    await opened(bench)
+    await staged(bench, row("plain"), row("later", eta_us=bench.now + 60 * S), row("grouped", group="g", group_limit=2))
+    bench.advance(10)
+    await committed(bench)
+    plain, later, grouped = [await bench.store.get(id) for id in ("plain", "later", "grouped")]
+    assert plain is not None and later is not None and grouped is not None
+    assert (plain.state, plain.due_us, plain.created_at_us, plain.run_id) == (State.READY, bench.now, bench.now, "r")
+    assert (later.state, later.due_us) == (State.SCHEDULED, bench.now + 50 * S)
+    assert [(g.group, g.limit, g.ready) for g in (await bench.store.groups("default"))[0]] == [("g", 2, 1)]
+    assert sorted((e.task_id, e.event, e.ts_us) for e in await bench.all_events()) == [
+        (id, "enqueued", bench.now) for id in ("grouped", "later", "plain")
+    ]
+    assert await bench.store.queues(fed=True) == ["default"]
+
+
+@case(rules="§10")
+async def an_aborted_run_leaves_nothing(bench: Bench) -> None:
+    await opened(bench)
+    await staged(bench, keyed("a"), row("b", group="g"))
+    info = await aborted(bench)
+    await swept(bench)
+    assert (info.state, info.dropped) == (RunState.ABORTED, 2)
+    assert await bench.states("a", "b") == [None, None]
+    assert await bench.take(limit=5) == []
+    assert (await bench.do(keyed("another", idempotency_key="a", fingerprint="other"))).existed is False
+
+
+@case(rules="§10")
+async def a_run_that_is_not_committed_in_time_is_aborted(bench: Bench) -> None:
+    await opened(bench, ttl_us=60 * S)
+    await staged(bench, row("a"))
+    bench.advance(61)
+    await bench.refused(RunClosed, Stage(queue="default", run_id="r", tasks=(row("b"),)))
+    await bench.refused(RunClosed, CommitRun(queue="default", run_id="r"))
+    await swept(bench)
+    assert await bench.states("a", "b") == [None, None]
+    found = await bench.store.run("default", "r")
+    assert found is not None and (found.state, found.dropped, found.settled) == (RunState.ABORTED, 1, True)
+
+
+@case(rules="§10")
+async def a_run_is_opened_and_committed_once(bench: Bench) -> None:
+    first = await opened(bench)
+    assert await opened(bench) == first
+    await staged(bench, row("a"))
+    done = await committed(bench)
+    assert await committed(bench) == done
+    for op in (
+        OpenRun(queue="default", run_id="r"),
+        Stage(queue="default", run_id="r", tasks=(row("b"),)),
+        AbortRun(queue="default", run_id="r"),
+    ):
+        await bench.refused(RunClosed, op)
+    assert await bench.states("a", "b") == [State.READY, None]
+    assert await bench.store.run("default", "r") == done
+
+
+@case(rules="§10")
+async def an_aborted_run_cannot_come_back(bench: Bench) -> None:
+    await opened(bench)
+    await aborted(bench)
+    for op in (
+        OpenRun(queue="default", run_id="r"),
+        Stage(queue="default", run_id="r", tasks=(row("a"),)),
+        CommitRun(queue="default", run_id="r"),
+    ):
+        await bench.refused(RunClosed, op)
+    assert (await aborted(bench)).state is RunState.ABORTED
+
+
+@case(rules="§10")
+async def a_run_that_was_never_opened_is_closed(bench: Bench) -> None:
+    for op in (
+        Stage(queue="default", run_id="r", tasks=(row("a"),)),
+        CommitRun(queue="default", run_id="r"),
+        AbortRun(queue="default", run_id="r"),
+    ):
+        await bench.refused(RunClosed, op)
+    assert await bench.store.run("default", "r") is None
+
+
+@case(rules="§10")
+async def the_same_rows_again_are_there(bench: Bench) -> None:
+    await opened(bench)
+    assert await staged(bench, keyed("a"), keyed("b")) == (2, 0)
+    assert await staged(bench, keyed("b"), keyed("c"), keyed("c")) == (1, 2)
+    info = await committed(bench)
+    assert (info.new, info.released) == (3, 3)
+
+
+@case(rules="§10")
+async def what_is_there_by_id_or_by_key_stays_as_it_is(bench: Bench) -> None:
+    await bench.do(row("by-id"))
+    await bench.do(keyed("first", idempotency_key="k"))
+    for task in await bench.take(limit=2):
+        await bench.ack(task)
+    await opened(bench)
+    assert await staged(bench, row("by-id", fingerprint="other"), keyed("second", idempotency_key="k"), row("new")) == (1, 2)
+    assert (await committed(bench)).released == 1
+    assert await bench.states("by-id", "second", "new") == [State.DONE, None, State.READY]
+
+
+@case(rules="§10")
+async def a_strict_stage_refuses_another_body_and_stages_nothing(bench: Bench) -> None:
+    await bench.do(keyed("a"))
+    await opened(bench)
+    tasks = (row("b"), keyed("a", fingerprint="other"))
+    await bench.refused(IdempotencyConflict, Stage(queue="default", run_id="r", tasks=tasks, strict=True))
+    assert await bench.states("b") == [None]
+    assert await staged(bench, row("b"), keyed("a"), strict=True) == (1, 1)
+
+
+@case(rules="§10")
+async def a_task_of_two_runs_is_there_when_either_commits(bench: Bench) -> None:
+    for run in ("dead", "alive"):
+        await opened(bench, run)
+        await staged(bench, keyed("a"), run=run)
+    info = await committed(bench, "alive")
+    assert (info.new, info.claimed, info.released) == (0, 1, 1)
+    assert await bench.states("a") == [State.READY]
+    await aborted(bench, "dead")
+    await swept(bench)
+    assert await bench.states("a") == [State.READY]
+
+
+@case(rules="§10")
+async def a_task_of_two_runs_survives_the_abort_of_the_first(bench: Bench) -> None:
+    for run in ("first", "second"):
+        await opened(bench, run)
+        await staged(bench, keyed("a"), run=run)
+    await aborted(bench, "first")
+    await swept(bench)
+    assert await bench.states("a") == [State.STAGED]
+    assert (await committed(bench, "second")).released == 1
+    assert await bench.states("a") == [State.READY]
+
+
+@case(rules="§10")
+async def a_task_of_two_runs_goes_when_both_are_aborted(bench: Bench) -> None:
+    for run in ("first", "second"):
+        await opened(bench, run)
+        await staged(bench, keyed("a"), run=run)
+    for run in ("second", "first"):
+        assert await bench.states("a") == [State.STAGED]
+        await aborted(bench, run)
+        await swept(bench)
+    assert await bench.states("a") == [None]
+
+
+@case(rules="§10")
+async def an_ordinary_enqueue_does_not_wait_for_a_run(bench: Bench) -> None:
+    await opened(bench)
+    await staged(bench, keyed("a"), row("b"))
+    assert (await bench.do(keyed("a"))).existed is False
+    assert (await bench.do(row("b", fingerprint="other"))).existed is False
+    assert await bench.states("a", "b") == [State.READY, State.READY]
+    assert (await committed(bench)).released == 0
+    assert sorted(t.id for t in await bench.take(limit=5)) == ["a", "b"]
+
+
+@case(rules="§10")
+async def a_staged_task_can_be_neither_cancelled_nor_removed(bench: Bench) -> None:
+    await opened(bench)
+    await staged(bench, row("a"))
+    for op in (Cancel(queue="default", id="a"), Remove(queue="default", id="a")):
+        await bench.refused(NotWaiting, op)
+    assert await bench.states("a") == [State.STAGED]
+
+
+@case(rules="§10")
+async def a_run_has_one_queue_and_rows_without_blockers(bench: Bench) -> None:
+    await opened(bench)
+    for bad in (row("a", queue="other"), row("a", blocked_by=(Blocker("x", "default"),)), row("a", delay_us=S), row("")):
+        await bench.invalid(Invalid, Stage(queue="default", run_id="r", tasks=(row("fine"), bad)))
+    assert await bench.states("fine") == [None]
+
+
+@case(rules="§10")
+async def runs_of_two_queues_may_share_an_id(bench: Bench) -> None:
+    await opened(bench)
+    await opened(bench, queue="other")
+    await bench.do(Stage(queue="other", run_id="r", tasks=(row("x", queue="other"),)))
+    await staged(bench, row("a"))
+    await committed(bench)
+    assert await bench.states("a", "x") == [State.READY, State.STAGED]
+
+
+@case(rules="§10")
+async def a_long_run_is_finished_by_sweep(bench: Bench) -> None:
+    await opened(bench)
+    wanted = [f"t-{n:05}" for n in range(5_400)]
+    for start in range(0, len(wanted), 900):
+        await staged(bench, *(row(id) for id in wanted[start : start + 900]))
+    await committed(bench)
+    await swept(bench)
+    info = await bench.store.run("default", "r")
+    assert info is not None and (info.released, info.settled) == (5_400, True)
+    counts = await bench.counts()
+    assert (counts.staged, counts.ready) == (0, 5_400)
+
+
+@case(rules="§10", needs="durable")
+async def staged_tasks_and_runs_survive_a_restart(bench: Bench) -> None:
+    for run in ("r", "second"):
+        await opened(bench, run)
+        await staged(bench, keyed("a"), run=run)
+    await bench.reopen()
+    assert await bench.states("a") == [State.STAGED]
+    await aborted(bench, "r")
+    await bench.reopen()
+    assert (await committed(bench, "second")).released == 1
+    await bench.reopen()
+    found = await bench.store.run("default", "second")
+    assert found is not None and (found.state, found.released) == (RunState.COMMITTED, 1)
+    assert [t.id for t in await bench.take()] == ["a"]
+
+
+@case(rules="§10")
+async def purge_forgets_a_run_with_its_keys(bench: Bench) -> None:
+    await opened(bench)
+    await staged(bench, keyed("a", key_ttl_us=3 * DAY))
+    await committed(bench)
+    (task,) = await bench.take()
+    await bench.ack(task)
+    bench.advance(2 * 86_400)
+    await bench.store.purge(Retention(), bench.now)
+    assert await bench.store.run("default", "r") is not None
+    bench.advance(2 * 86_400)
+    await bench.store.purge(Retention(), bench.now)
+    assert await bench.store.run("default", "r") is None
