@@ -145,7 +145,10 @@ class _Build:
         from pyspark.sql import functions as F
 
         events = self.lake.frame(self.spark, self.events, days)
-        moments = {"attempts": ("ready_at", "started_at", "finished_at"), "tasks": ("created_at", "finished_at", "last_event_at")}
+        moments = {
+            "attempts": ("ready_at", "started_at", "finished_at"),
+            "tasks": ("created_at", "finished_at", "last_event_at"),
+        }
         for name, model in (("attempts", models.attempts), ("tasks", models.tasks)):
             self._write(name, model(events), days)
             rows = self.lake.frame(self.spark, self.new[name], days)
@@ -187,9 +190,7 @@ class _Build:
                 spans = [F.struct(first.alias("a"), F.greatest("started_at", "finished_at").alias("b"))]
             else:
                 since = F.when(F.col("status").isin("PENDING", "RETRYING"), F.least("due_at", "last_event_at"))
-                spans = [
-                    F.struct(at.alias("a"), at.alias("b")) for at in (F.col("created_at"), F.col("finished_at"), since)
-                ]
+                spans = [F.struct(at.alias("a"), at.alias("b")) for at in (F.col("created_at"), F.col("finished_at"), since)]
             whole = F.xxhash64(F.lit(name), *TABLES[name].names)
             return rows.select(whole.alias("row"), F.lit(sign).alias("sign"), F.array(*spans).alias("spans"))
 
@@ -311,6 +312,3 @@ class _Build:
 def _utc(moment: Any) -> datetime | None:
     """What Spark gives is local time of the driver without saying so."""
     return None if moment is None else moment.astimezone(UTC)
-
-
-

@@ -40,9 +40,11 @@ def check(spark: SparkSession, lake: Lake, *, fail: bool = True) -> list[CheckRe
     if results[-1].ok:
         results += _bronze(spark, lake, manifests["events"])
         if manifests["tasks"].parts:
-            fresh = [date.fromisoformat(day) for day, part in manifests["tasks"].parts.items() if _fresh(day, part.stamp, manifests)]
+            fresh = [
+                date.fromisoformat(day) for day, part in manifests["tasks"].parts.items() if _fresh(day, part.stamp, manifests)
+            ]
             results += _silver(spark, lake, manifests, fresh)
-            results += _gold(spark, lake, manifests, {name: None for name in GOLD}, about.expired_before)
+            results += _gold(spark, lake, manifests, dict.fromkeys(GOLD), about.expired_before)
     failed = [result for result in results if not result.ok]
     if failed and fail:
         raise CheckFailed(f"the lake {lake.path} fails {len(failed)} of {len(results)} checks: {failed[0].detail}")
@@ -93,7 +95,11 @@ def _gaps(events: Manifest, about: About) -> list[CheckResult]:
 
 def _files(lake: Lake, manifests: Mapping[str, Manifest]) -> CheckResult:
     missing = [file.path for m in manifests.values() for file in m.files if not lake.folder.exists(file.path)]
-    detail = f"files are missing: {_some(missing)}" if missing else f"{sum(len(m.files) for m in manifests.values())} files are there"
+    detail = (
+        f"files are missing: {_some(missing)}"
+        if missing
+        else f"{sum(len(m.files) for m in manifests.values())} files are there"
+    )
     return CheckResult(name="files", ok=not missing, detail=detail)
 
 
@@ -151,11 +157,15 @@ def _silver(spark: SparkSession, lake: Lake, manifests: Mapping[str, Manifest], 
         .agg(
             F.lit(0).cast("bigint").alias("events"),
             F.lit(0).cast("bigint").alias("runs"),
-            F.count(F.when(~F.col("outcome").isin(*OUTCOMES) | (F.col("wait_ms") < 0) | (F.col("run_ms") < 0), 1)).alias("strange"),
+            F.count(F.when(~F.col("outcome").isin(*OUTCOMES) | (F.col("wait_ms") < 0) | (F.col("run_ms") < 0), 1)).alias(
+                "strange"
+            ),
             F.count(F.lit(1)).alias("ran"),
         )
     )
-    sums = tasks.unionByName(attempts).groupBy("task_date").agg(*[F.sum(n).alias(n) for n in ("events", "runs", "strange", "ran")])
+    sums = (
+        tasks.unionByName(attempts).groupBy("task_date").agg(*[F.sum(n).alias(n) for n in ("events", "runs", "strange", "ran")])
+    )
     of_day: dict[str, Any] = {row["task_date"].isoformat(): row for row in sums.collect()}
     events: list[str] = []
     runs: list[str] = []
@@ -172,9 +182,13 @@ def _silver(spark: SparkSession, lake: Lake, manifests: Mapping[str, Manifest], 
             runs.append(f"the tasks of {day} count {row['runs']} runs, there are {row['ran']}")
         strange += row["strange"] if row is not None else 0
     return [
-        CheckResult(name="events in silver", ok=not events, detail=_some(events) or f"all events of {len(days)} days are in a task"),
+        CheckResult(
+            name="events in silver", ok=not events, detail=_some(events) or f"all events of {len(days)} days are in a task"
+        ),
         CheckResult(name="runs in silver", ok=not runs, detail=_some(runs) or f"all runs of {len(days)} days are in a task"),
-        CheckResult(name="values in silver", ok=not strange, detail=f"{strange} rows with an unknown status or a negative time"),
+        CheckResult(
+            name="values in silver", ok=not strange, detail=f"{strange} rows with an unknown status or a negative time"
+        ),
     ]
 
 

@@ -227,7 +227,9 @@ def _told(tasks: DataFrame) -> DataFrame:
         if a == 1:
             events.append(said(waits & lost, "expired", at, a, "RETRYING", next_due, gone))
         waits, due = waits & (fails | lost), next_due
-    every = tasks.select("id", "task_id", "queue", "name", "group_id", "enqueued", F.posexplode(F.array(*events)).alias("k", "e"))
+    every = tasks.select(
+        "id", "task_id", "queue", "name", "group_id", "enqueued", F.posexplode(F.array(*events)).alias("k", "e")
+    )
     return every.where(F.col("e").isNotNull()).select("id", "task_id", "queue", "name", "group_id", "enqueued", "k", "e.*")
 
 

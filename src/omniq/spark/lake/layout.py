@@ -95,7 +95,9 @@ class Lake:
         try:
             known = msgspec.json.decode(data)["format"]
             if known > FORMAT:
-                raise LakeError(f"the lake {self.path} has format {known}; this release reads up to {FORMAT}: use a newer omniq")
+                raise LakeError(
+                    f"the lake {self.path} has format {known}; this release reads up to {FORMAT}: use a newer omniq"
+                )
             return msgspec.json.decode(data, type=About)
         except (msgspec.DecodeError, KeyError, TypeError) as exc:
             raise LakeError(f"{self.path / 'lake.json'} cannot be read ({exc}): restore it from a backup") from exc

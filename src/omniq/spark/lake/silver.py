@@ -5,7 +5,6 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-
 ENDS = ("succeeded", "retried", "failed", "expired", "released", "cancelled")
 # After these a task waits for its next run, if it has one.
 WAITS_AFTER = ("enqueued", "retried", "expired", "requeued", "succeeded", "failed")
@@ -187,10 +186,10 @@ def lifecycle(events: DataFrame) -> DataFrame:
 
 
 def _outcome() -> Column:
-    return F.when(F.col("end").isNotNull(), F.col("end.event")).when(F.col("is_last"), F.lit("running")).otherwise(F.lit("lost"))
+    return (
+        F.when(F.col("end").isNotNull(), F.col("end.event")).when(F.col("is_last"), F.lit("running")).otherwise(F.lit("lost"))
+    )
 
 
 def _ms_between(start: str, end: str) -> Column:
     return (F.unix_micros(end) - F.unix_micros(start)) / F.lit(1000.0)
-
-

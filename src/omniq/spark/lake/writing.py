@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS", "spark.sql.sources.partitionOverwriteMode": "static"}
 
 
-def write_days(lake: Lake, df: DataFrame, root: str, partition: str, version: str, sort: Iterable[str] = ()) -> dict[str, list[File]]:
+def write_days(
+    lake: Lake, df: DataFrame, root: str, partition: str, version: str, sort: Iterable[str] = ()
+) -> dict[str, list[File]]:
     """Write the rows as `<root>/<partition>=<day>/<version>/`; the files of each day. `version` reads like `_v=000007`."""
     staging = f"_staging/{uuid.uuid4().hex}"
     target = lake.folder.path(staging)
