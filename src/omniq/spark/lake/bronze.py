@@ -48,7 +48,8 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 def take_in(lake: Lake, events: DataFrame, *, stream: str, batch: int, stores: dict[str, StoreEntry] | None = None) -> Taken:
     """Put a batch of events into bronze.
 
-    Again with the same stream and number it does nothing, so that a killed run can be repeated. Rows that are no proper events go into quarantine. Events whose numbers are there already are left out.
+    Again with the same stream and number it does nothing, so that a killed run can be repeated. Rows that are no proper events
+    go into quarantine. Events whose numbers are there already are left out.
     """
     if lake.manifest("events").batches.get(stream, -1) >= batch:
         return Taken(skipped=True)

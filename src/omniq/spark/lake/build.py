@@ -1,7 +1,7 @@
 """Build: silver and gold from bronze, only the days that changed; checked before it is published, all tables at once.
 
-Days of silver are those on which tasks were stored, days of gold those on which something happened. Which days of gold a new day of
-silver changes comes from comparing its rows with those of the version before: exact, whatever came late.
+Days of silver are those on which tasks were stored, days of gold those on which something happened. Which days of gold a new
+day of silver changes comes from comparing its rows with those of the version before: exact, whatever came late.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ def build(
 ) -> BuildReport:
     """Bring silver and gold up to what bronze holds.
 
-    `tables` names the tables of gold to build (silver is always brought up to date); the others catch up in a later build. `days` names
-    days on which tasks were stored, to be built anew even if nothing changed; `full` builds everything anew. Versions that are replaced
-    stay for `grace`, for readers that still use them. Raises `CheckFailed`, and publishes nothing, if what was built does not add up.
+    `tables` names the tables of gold to build (silver is always brought up to date); the others catch up in a later build.
+    `days` names days on which tasks were stored, to be built anew even if nothing changed; `full` builds everything anew.
+    Versions that are replaced stay for `grace`, for readers that still use them. Raises `CheckFailed`, and publishes nothing,
+    if what was built does not add up.
     """
     wanted = _gold_wanted(tables)
     with lake.writer("build"):

@@ -15,8 +15,8 @@ _WEEK_S = 7 * _DAY_S
 def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
     """Load and slots of each queue by the hour, and what the hours of the next seven days are likely to need.
 
-    One row per queue and hour, from its first hour to seven days after the last hour of its store. `earlier` are rows of this very table,
-    for hours before those of the minutes.
+    One row per queue and hour, from its first hour to seven days after the last hour of its store. `earlier` are rows of this
+    very table, for hours before those of the minutes.
     """
     key = ["store", "queue"]
     sums = queue_minute.groupBy(*key, F.unix_seconds(F.date_trunc("hour", "minute")).alias("h")).agg(

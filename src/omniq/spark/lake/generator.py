@@ -1,8 +1,8 @@
 """A synthetic history: events as a store would have written them, the same for the same seed, in any number.
 
 Everything is a function of the seed and the task's number, by hashing; so the rows do not depend on how Spark splits the work.
-The shape is that of a shop: queues of different speed, busy days and quiet nights, groups (customers) with limits, functions that
-fail in their own ways, and once a week an hour in which one of them fails most of the time.
+The shape is that of a shop: queues of different speed, busy days and quiet nights, groups (customers) with limits, functions
+that fail in their own ways, and once a week an hour in which one of them fails most of the time.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def history(
 ) -> DataFrame:
     """About so many events of tasks stored on so many days, as the columns of the table `events`.
 
-    `by_queue` numbers the events per queue, as Redis does; else the store has one shard. `first` is the number of the first task: a
-    second history that begins where another one ended is of the same store, later. Sequence numbers begin at 1 in each.
+    `by_queue` numbers the events per queue, as Redis does; else the store has one shard. `first` is the number of the first
+    task: two histories with other numbers have no task in common. Sequence numbers begin at 1 in each.
     """
     n = max(1, round(events / EVENTS_PER_TASK))
     rows = spark.range(first, first + n, 1, max(1, n // 100_000) if n > 100_000 else 2)

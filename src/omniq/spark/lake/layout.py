@@ -66,7 +66,7 @@ class About(msgspec.Struct, kw_only=True):
 class Lake:
     """A folder with the history of one or more stores.
 
-    Opening starts nothing and writes nothing. Raises `LakeError` where there is no lake, or a newer one than this release reads.
+    Opening starts nothing and writes nothing. Raises `LakeError` where there is no lake, or one too new for this release.
     """
 
     def __init__(self, path: str | Path) -> None:

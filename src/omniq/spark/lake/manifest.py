@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import date, datetime
+from itertools import pairwise
 
 import msgspec
 
@@ -102,4 +103,4 @@ def overlap(ranges: Ranges, others: Ranges) -> Ranges:
 
 def holes(ranges: Ranges) -> Ranges:
     """The numbers that are missing between the first and the last."""
-    return [(a[1] + 1, b[0] - 1) for a, b in zip(ranges, ranges[1:], strict=False)]
+    return [(a[1] + 1, b[0] - 1) for a, b in pairwise(ranges)]
