@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omniq.errors import Invalid
-from omniq.spark.lake.layout import Erasure, Lake, StoreEntry
+from omniq.spark.lake.layout import Erasure, Lake
 from omniq.spark.lake.manifest import File, Manifest, Part, Ranges, joined, overlap
 from omniq.spark.lake.tables import TABLES
-from omniq.spark.lake.writing import write_days
+from omniq.spark.lake.writing import PARQUET, settings, write_days
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -45,7 +45,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     skipped: bool = False
 
 
-def take_in(lake: Lake, events: DataFrame, *, stream: str, batch: int, stores: dict[str, StoreEntry] | None = None) -> Taken:
+def take_in(lake: Lake, events: DataFrame, *, stream: str, batch: int) -> Taken:
     """Put a batch of events into bronze.
 
     Again with the same stream and number it does nothing, so that a killed run can be repeated. Rows that are no proper events
@@ -57,7 +57,8 @@ def take_in(lake: Lake, events: DataFrame, *, stream: str, batch: int, stores: d
     without: Seen = {}
     while True:
         erased = lake.about().erased
-        attempt = _write(lake, events, label, erased, without)
+        with settings(events.sparkSession, PARQUET):
+            attempt = _write(lake, events, label, erased, without)
         with lake.change() as draft:
             manifest = draft.manifest("events")
             repeated = _common(manifest.seen, attempt.seen)
@@ -65,7 +66,6 @@ def take_in(lake: Lake, events: DataFrame, *, stream: str, batch: int, stores: d
             if not repeated and not stale:
                 _enter(manifest, attempt, str(draft.next_number))
                 manifest.batches[stream] = batch
-                draft.about.stores |= {name: entry for name, entry in (stores or {}).items() if name not in draft.about.stores}
                 draft.put(manifest)
                 known = sum(high - low + 1 for by in without.values() for r in by.values() for low, high in r)
                 return Taken(
@@ -99,7 +99,7 @@ def _write(lake: Lake, events: DataFrame, label: str, erased: list[Erasure], wit
     if without:
         rows = rows.where(~_in(without))
     rows = rows.withColumn("reason", _reason())
-    gone = _is_erased(erased)
+    gone = is_erased(erased)
     rows = rows.withColumn("gone", gone)
     told = Observation()
     kept = rows.observe(
@@ -154,7 +154,8 @@ def _reason() -> Column:
     return reason
 
 
-def _is_erased(erased: list[Erasure]) -> Column:
+def is_erased(erased: list[Erasure]) -> Column:
+    """Of rows with task_id, group_id and enqueued_at: whether they must not come back."""
     from pyspark.sql import functions as F
 
     tasks = [entry.digest for entry in erased if entry.kind == "task"]

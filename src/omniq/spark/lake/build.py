@@ -7,23 +7,30 @@ day of silver changes comes from comparing its rows with those of the version be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from omniq.errors import CheckFailed, Invalid
+from omniq.spark.causes import unwrapped
 from omniq.spark.lake import models
-from omniq.spark.lake.layout import Lake
+from omniq.spark.lake.checks import check_gaps
+from omniq.spark.lake.leftovers import collect
 from omniq.spark.lake.manifest import Manifest, Part
+from omniq.spark.lake.sums import SilverDay, check_gold, check_silver, silver_days
 from omniq.spark.lake.tables import GOLD, SILVER, TABLES
-from omniq.spark.lake.writing import days_between, write_days
+from omniq.spark.lake.writing import PARQUET, days_between, settings, write_days
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from omniq.spark.lake.layout import Lake
+
 GRACE = timedelta(hours=1)
+THREADS = 3
 Say = Callable[[str], None]
 
 _SORTED: dict[str, tuple[str, ...]] = {
@@ -69,8 +76,13 @@ def build(
     if what was built does not add up.
     """
     wanted = _gold_wanted(tables)
-    with lake.writer("build"):
+    with lake.writer("build"), unwrapped():
         return _Build(spark, lake, wanted, days, full, say or _silent).run(grace)
+
+
+def build_locked(spark: SparkSession, lake: Lake) -> BuildReport:
+    """The same, for who has the lake's lock of writers already."""
+    return _Build(spark, lake, list(GOLD), None, False, _silent).run(GRACE)
 
 
 def _gold_wanted(tables: Iterable[str] | None) -> list[str]:
@@ -103,24 +115,10 @@ class _Build:
         self.report = BuildReport(version=self.version.partition("=")[2], days={}, rows={}, seconds=0.0)
 
     def run(self, grace: timedelta) -> BuildReport:
-        from omniq.spark.lake.checks import check_build
-        from omniq.spark.lake.upkeep import collect
-
         begun = time.monotonic()
         try:
-            dirty = self._dirty()
-            gone = sorted(set(self.old["tasks"].parts) - set(self.events.parts))
-            if dirty:
-                self._build_silver(dirty)
-            for day in gone:
-                for name in SILVER:
-                    self.new[name].parts.pop(day, None)
-            touched = self._touched(dirty, gone)
-            built = self._build_gold(touched)
-            manifests = {"events": self.events, **self.new}
-            failed = [r for r in check_build(self.spark, self.lake, manifests, dirty, built) if not r.ok]
-            if failed:
-                raise CheckFailed(f"the build of {self.lake.path} does not add up, nothing was published: {failed[0].detail}")
+            with settings(self.spark, PARQUET):
+                self._make()
             self._publish()
         except BaseException:
             self.lake.folder.remove(self.written)
@@ -128,6 +126,24 @@ class _Build:
         collect(self.lake, grace)
         self.report.seconds = time.monotonic() - begun
         return self.report
+
+    def _make(self) -> None:
+        dirty = self._dirty()
+        gone = [date.fromisoformat(day) for day in self.old["tasks"].parts if day not in self.events.parts]
+        told: dict[str, SilverDay] = {}
+        if dirty:
+            self._build_silver(dirty)
+            told = silver_days(self.spark, self.lake, self.new, dirty)
+            self._describe(dirty, told)
+        for day in gone:
+            for name in SILVER:
+                self.new[name].parts.pop(day.isoformat(), None)
+        built = self._build_gold(self._touched(dirty, gone))
+        manifests = {"events": self.events, **self.new}
+        results = [*check_silver(self.events, dirty, told), *check_gold(self.spark, self.lake, manifests, built)]
+        failed = [result for result in (*check_gaps(self.events, self.lake.about()), *results) if not result.ok]
+        if failed:
+            raise CheckFailed(f"the build of {self.lake.path} does not add up, nothing was published: {failed[0].detail}")
 
     # -- silver ------------------------------------------------------------------------------------
 
@@ -143,39 +159,26 @@ class _Build:
         ]
 
     def _build_silver(self, days: list[date]) -> None:
-        from pyspark.sql import functions as F
-
         events = self.lake.frame(self.spark, self.events, days)
-        moments = {
-            "attempts": ("ready_at", "started_at", "finished_at"),
-            "tasks": ("created_at", "finished_at", "last_event_at"),
-        }
         for name, model in (("attempts", models.attempts), ("tasks", models.tasks)):
             self._write(name, model(events), days)
-            rows = self.lake.frame(self.spark, self.new[name], days)
-            waits = F.col("status").isin("PENDING", "RETRYING") if name == "tasks" else F.col("finished_at").isNull()
-            since = F.least("due_at", "last_event_at") if name == "tasks" else F.col("started_at")
-            spans = rows.groupBy("task_date").agg(
-                F.min(F.least(*moments[name])).alias("first"),
-                F.max(F.greatest(*moments[name])).alias("last"),
-                F.min(F.when(waits, since)).alias("open_from"),
-            )
-            for row in spans.collect():
-                part = self.new[name].parts[row["task_date"].isoformat()]
-                part.stamp = self._stamp(row["task_date"].isoformat())
-                part.first, part.last, part.open_from = (_utc(row[at]) for at in ("first", "last", "open_from"))
-        for day in days:  # of a day whose events are of no task and no run
-            for name in SILVER:
-                self.new[name].parts.setdefault(day.isoformat(), Part()).stamp = self._stamp(day.isoformat())
 
-    def _touched(self, dirty: list[date], gone: list[str]) -> set[date] | None:
+    def _describe(self, days: list[date], told: Mapping[str, SilverDay]) -> None:
+        """Of which days the rows tell; with that, gold finds the files that it needs."""
+        for day in (day.isoformat() for day in days):
+            found = told.get(day, SilverDay())
+            for name in SILVER:
+                part = self.new[name].parts.setdefault(day, Part())
+                part.stamp, part.first, part.last = self._stamp(day), found.first, found.last
+                part.open_from = found.open_from
+
+    def _touched(self, dirty: list[date], gone: list[date]) -> set[date] | None:
         """Days of gold to build anew; None for all."""
-        horizon = self.new["tasks"].last
         if self.full or not self.old["tasks"].parts or self.old["tasks"].model != models.VERSION:
             touched = None
         else:
-            days = [*dirty, *(date.fromisoformat(day) for day in gone)]
-            touched = self._changed_days(days) if days else set[date]()
+            touched = self._changed_days([*dirty, *gone]) if dirty or gone else set[date]()
+        horizon = self.new["tasks"].last
         for manifest in self.new.values():
             manifest.model, manifest.horizon = models.VERSION, horizon
         return touched
@@ -211,20 +214,24 @@ class _Build:
 
     def _build_gold(self, touched: set[date] | None) -> dict[str, list[date] | None]:
         """The days of each table that were built; None for all of them."""
-        built: dict[str, list[date] | None] = {}
+        wanted: dict[str, list[date] | None] = {}
         for name in GOLD:
             days = self._days_of(name, touched)
-            if name not in self.wanted:
-                left = self.new[name].pending if days is None else [day.isoformat() for day in days]
-                self.new[name].pending = sorted({*self.new[name].pending, *left})
-                if days is None:
-                    self.new[name].model = 0  # everything, the next time
-                continue
-            self.new[name].pending = []
-            if days is None or days:
-                self._write(name, self._gold(name, days), days)
-                built[name] = days
-        return built
+            if name in self.wanted:
+                self.new[name].pending = []
+                if days is None or days:
+                    wanted[name] = days
+            elif days is None:
+                self.new[name].model = 0  # everything, the next time
+            else:
+                self.new[name].pending = sorted({*self.new[name].pending, *(day.isoformat() for day in days)})
+        # Side by side, because much of the time of a small build goes into planning.
+        with ThreadPoolExecutor(THREADS) as pool:
+            first = [name for name in wanted if name != "capacity_hour"]
+            list(pool.map(lambda name: self._write(name, self._gold(name, wanted[name]), wanted[name]), first))
+        if "capacity_hour" in wanted:
+            self._write("capacity_hour", self._gold("capacity_hour", wanted["capacity_hour"]), wanted["capacity_hour"])
+        return wanted
 
     def _days_of(self, name: str, touched: set[date] | None) -> list[date] | None:
         old = self.old[name]
@@ -308,8 +315,3 @@ class _Build:
             for name, manifest in self.new.items():
                 if manifest != self.old[name]:
                     draft.put(manifest)
-
-
-def _utc(moment: Any) -> datetime | None:
-    """What Spark gives is local time of the driver without saying so."""
-    return None if moment is None else moment.astimezone(UTC)

@@ -26,7 +26,7 @@ import msgspec
 
 from omniq.errors import Invalid, LakeError
 from omniq.spark.lake.folder import Folder
-from omniq.spark.lake.manifest import Current, File, Manifest
+from omniq.spark.lake.manifest import Current, File, Manifest, Part
 from omniq.spark.lake.tables import TABLES, LakeTable
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class StoreEntry(msgspec.Struct, kw_only=True):
     url: str
     events_gapless: bool = True
     since: datetime
+    checkpoint: str = ""
 
 
 class Erasure(msgspec.Struct, kw_only=True):
@@ -201,6 +202,20 @@ class Draft:
             folder.write(f"_manifest/{manifest.table}/{number}.json", msgspec.json.encode(manifest))
             tables[manifest.table] = number
         folder.write("_manifest/CURRENT", msgspec.json.encode(Current(number=number, at=datetime.now(UTC), tables=tables)))
+
+
+def swap(lake: Lake, name: str, day: str, old: list[File], new: list[File], stamp: bool = False) -> None:
+    """Put files in the place of others, beside those that came meanwhile; a new `stamp` has the next build look at the day."""
+    with lake.change() as draft:
+        manifest = draft.manifest(name)
+        part = manifest.parts.setdefault(day, Part())
+        gone = {file.path for file in old}
+        part.files = [*new, *(file for file in part.files if file.path not in gone)]
+        if stamp:
+            part.stamp = str(draft.next_number)
+        if not part.files:
+            del manifest.parts[day]
+        draft.put(manifest)
 
 
 def _known(name: str) -> LakeTable:

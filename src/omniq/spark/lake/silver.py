@@ -162,7 +162,8 @@ def lifecycle(events: DataFrame) -> DataFrame:
     # A clock that was set back must not make a time negative.
     rows = rows.withColumn("ready_at", F.least("ready_at", "started_at"))
     measured = F.col("end.d.ran_us") / F.lit(1000.0)
-    between = F.greatest(_ms_between("started_at", "end.ts"), F.lit(0.0))
+    between = _ms_between("started_at", "end.ts")
+    between = F.when(between < 0, F.lit(0.0)).otherwise(between)
     rows = rows.select(
         "*",
         _ms_between("ready_at", "started_at").alias("wait_ms"),

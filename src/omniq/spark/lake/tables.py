@@ -68,6 +68,18 @@ _EVENTS = """
     task_date date – day (UTC) of enqueued_at: all events of a task share it
 """
 
+_PAYLOADS = """
+    store string – id of the store
+    id string – id of the task
+    queue string – queue that it was in
+    name string – its function
+    group_id string – its group; null without one
+    created_at timestamp – when it was stored
+    encoding string – how the payload is encoded
+    payload binary – the encoded arguments
+    task_date date – day (UTC) on which it was stored
+"""
+
 _ATTEMPTS = """
     store string – id of the store
     task_id string – id of the task
@@ -239,6 +251,7 @@ TABLES: dict[str, LakeTable] = {
     table.name: table
     for table in (
         _table("events", "bronze", "one event of the log", _EVENTS),
+        _table("payloads", "bronze", "the arguments of one task; empty unless they were asked for", _PAYLOADS),
         _table("attempts", "silver", "one run of a task", _ATTEMPTS),
         _table("tasks", "silver", "one task, as of its last event", _TASKS),
         _table("queue_minute", "gold", "store, queue, minute", _QUEUE_MINUTE),

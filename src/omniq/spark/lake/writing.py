@@ -17,19 +17,21 @@ if TYPE_CHECKING:
     from omniq.spark.lake.layout import Lake
 
 # Other tools know nothing of INT96, which Spark would write.
-_SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS", "spark.sql.sources.partitionOverwriteMode": "static"}
+PARQUET = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS", "spark.sql.sources.partitionOverwriteMode": "static"}
 
 
 def write_days(
     lake: Lake, df: DataFrame, root: str, partition: str, version: str, sort: Iterable[str] = ()
 ) -> dict[str, list[File]]:
-    """Write the rows as `<root>/<partition>=<day>/<version>/`; the files of each day. `version` reads like `_v=000007`."""
+    """Write the rows as `<root>/<partition>=<day>/<version>/`; the files of each day. `version` reads like `_v=000007`.
+
+    Called with the settings `PARQUET`.
+    """
     staging = f"_staging/{uuid.uuid4().hex}"
     target = lake.folder.path(staging)
     ordered = df.sortWithinPartitions(partition, *sort) if sort else df
-    with settings(df.sparkSession, _SETTINGS):
-        ordered.write.partitionBy(partition).option("compression", "zstd").parquet(target)
     try:
+        ordered.write.partitionBy(partition).option("compression", "zstd").parquet(target)
         found: dict[str, list[File]] = {}
         for name in lake.folder.folders(staging):
             if name.startswith(f"{partition}="):
