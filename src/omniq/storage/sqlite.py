@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -41,10 +41,13 @@ from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.filesystems import network_fs
 from omniq.storage.liveness import WorkerLocks
 from omniq.storage.restoring import restore_events, restore_tasks
+from omniq.storage.scanning import Range
 from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RUN, record_of, result_of_row, run_of
+from omniq.storage.sqlite_scan import SOURCES, scan
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
 from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, Work, translate
+from omniq.storage.tables import Columns, Condition
 from omniq.storage.url import local_options, sqlite_path, sqlite_url
 
 Durability = Literal["full", "process"]
@@ -428,6 +431,11 @@ class SQLiteStorage(BaseStorage):
         )
         tasks = [record_of(row) for row in rows]
         return tasks, upto if len(tasks) < limit else tasks[-1].seq
+
+    def scan(self, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int) -> AsyncIterator[Columns]:
+        if range.table not in SOURCES:
+            return super().scan(range, columns, where, rows)
+        return scan(self._fetch, self.event_shards, range, columns, where, rows)
 
     # -- steering ----------------------------------------------------------------------------------
 
