@@ -20,7 +20,7 @@ from omniq.storage.tables import Columns, Condition
 
 Fetch = Callable[[str, Sequence[Any]], Awaitable[list[tuple[Any, ...]]]]
 
-WINDOW = 20  # how many times as many rows a statement may pass over as it may return
+WINDOW = 100  # how many times as many numbers a statement may pass over as it may return rows
 
 _CALL = """CAST(CASE WHEN args IS NULL OR kwargs IS NULL THEN payload
  ELSE '{"args":' || args || ',"kwargs":' || kwargs || '}' END AS BLOB)"""
@@ -106,20 +106,24 @@ async def scan(
         for begin in _steps(0, len(numbers), rows):
             yield page.columns(await fetch(page.by_numbers, (*page.values, _json(numbers[begin : begin + rows]))))
         return
-    after = range.after
+    after, window = range.after, rows
     while after < range.upto:
-        upto = min(after + rows * WINDOW, range.upto)
-        found = await fetch(page.by_order, (*page.values, after, upto, rows))
+        upto = min(after + window, range.upto)
+        found = await fetch(page.dense if window == rows else page.sparse, (*page.values, after, upto, rows))
         if range.table == "events":  # asked afterwards: what is there now was there when the page was read
             (there,) = await shard()
             if after < there.first - 1:
                 raise EventsLost(f"events up to {there.first - 1} were purged; go on from there")
-        after = upto if len(found) < rows else found[-1][0]
+        after = upto if window == rows or len(found) < rows else found[-1][-1]
+        window = min(window * 2, rows * WINDOW) if len(found) * 2 < rows else rows
         yield page.columns(found)
 
 
 class _Page:
-    """The statements of a scan, and what becomes of their rows; the first column of a row is its `seq`."""
+    """The statements of a scan, and what becomes of their rows.
+
+    As many numbers as a page has rows are read as they are; of more of them, which few rows have, each row ends with its own.
+    """
 
     def __init__(self, table: str, columns: Sequence[str], where: Sequence[Condition]) -> None:
         source = SOURCES[table]
@@ -130,15 +134,17 @@ class _Page:
         if table == "tasks":
             tests.append(("state <> 0", ()))  # staged tasks are nobody's yet
         self.values = [value for _, values in tests for value in values]
-        select = f"SELECT seq, {', '.join(source[name] for name in self._fields)} FROM {table}"
+        fields = ", ".join(source[name] for name in self._fields)
         met = " AND ".join(text for text, _ in tests) or "1"
-        self.by_order = f"{select} WHERE {met} AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
-        self.by_numbers = f"{select} WHERE {met} AND seq IN (SELECT value FROM json_each(?)) ORDER BY seq"
+        here = f"FROM {table} WHERE {met} AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+        self.dense = f"SELECT {fields} {here}"
+        self.sparse = f"SELECT {fields}, seq {here}"
+        self.by_numbers = f"SELECT {fields} FROM {table} WHERE {met} AND seq IN (SELECT value FROM json_each(?)) ORDER BY seq"
 
     def columns(self, rows: list[tuple[Any, ...]]) -> Columns:
         if not rows:
             return {name: [] for name in self._names}
-        found: Columns = dict(zip(self._fields, list(zip(*rows, strict=True))[1:], strict=True))
+        found: Columns = dict(zip(self._fields, zip(*rows, strict=True), strict=False))
         for name in _IN_PYTHON.keys() & found.keys():
             found[name] = _parts(found[name], _IN_PYTHON[name])
         for condition in self._tests:
