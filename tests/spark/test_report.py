@@ -44,7 +44,7 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         links = [value for name, value in attrs if name in ("src", "href", "xlink:href", "data") and value]
-        self.outside += [value for value in links if not value.startswith("#")]
+        self.outside += [value for value in links if not value.startswith(("#", "data:"))]
 
     def handle_data(self, data: str) -> None:
         if self.tags and self.tags[-1] == "h2" and data.strip():
@@ -78,7 +78,7 @@ def test_the_page_loads_nothing_and_runs_nothing(written: Path) -> None:
     page = _Page(text)
     assert page.outside == []
     assert not {"script", "iframe", "object", "embed", "link", "img"} & set(page.tags)
-    assert not re.search(r"url\(\s*['\"]?(?!#)|@import", text)
+    assert not re.search(r"url\(\s*['\"]?(?!#|data:)|@import", text)
     assert [entry.name for entry in written.parent.iterdir()] == ["report.html"]
 
 

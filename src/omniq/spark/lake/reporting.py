@@ -76,10 +76,9 @@ def findings(figures: Figures) -> list[str]:
             break
     short = figures.capacity[figures.capacity["is_forecast"].eq(other=True) & figures.capacity["short"].eq(other=True)]
     for queue, rows in short.groupby("queue", sort=False):
-        found.append(
-            f"Queue {queue} is likely to need {int(rows['slots_needed'].max())} runs at a time; at most "
-            f"{int(rows['slots_seen'].max())} were seen. Too few for {_n(len(rows))} of the hours ahead, the first {_when(rows['hour'].min())}."
-        )
+        needed, seen = int(rows["slots_needed"].max()), int(rows["slots_seen"].max())
+        ahead = f"too few for {_n(len(rows))} of the hours ahead, the first {_when(rows['hour'].min())}"
+        found.append(f"Queue {queue} is likely to need {needed} runs at a time; at most {seen} were seen: {ahead}.")
     return found or ["Nothing stands out."]
 
 
