@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from omniq.spark.lake.erasure import erase
     from omniq.spark.lake.ingest import ingest
     from omniq.spark.lake.layout import Lake
+    from omniq.spark.lake.reporting import report
     from omniq.spark.lake.upkeep import compact, expire
     from omniq.spark.reading import read, read_stream
     from omniq.spark.sessions import is_local, session
@@ -29,6 +30,7 @@ _PLACES = {
     "omniq.spark.lake.erasure": "erase",
     "omniq.spark.lake.ingest": "ingest",
     "omniq.spark.lake.layout": "Lake",
+    "omniq.spark.lake.reporting": "report",
     "omniq.spark.lake.upkeep": "compact expire",
     "omniq.spark.reading": "read read_stream",
     "omniq.spark.sessions": "is_local session",
@@ -66,6 +68,7 @@ __all__ = [
     "is_local",
     "read",
     "read_stream",
+    "report",
     "session",
     "unwrapped",
 ]
