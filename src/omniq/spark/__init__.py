@@ -12,12 +12,26 @@ from omniq.spark.extra import PACKAGES, missing
 
 if TYPE_CHECKING:
     from omniq.spark.causes import cause, unwrapped
+    from omniq.spark.lake.build import build
+    from omniq.spark.lake.checks import check
+    from omniq.spark.lake.erasure import erase
+    from omniq.spark.lake.ingest import ingest
+    from omniq.spark.lake.layout import Lake
+    from omniq.spark.lake.reporting import report
+    from omniq.spark.lake.upkeep import compact, expire
     from omniq.spark.reading import read, read_stream
     from omniq.spark.sessions import is_local, session
 
 # No module here may have the name of a function: importing it would put it in the function's place.
 _PLACES = {
     "omniq.spark.causes": "cause unwrapped",
+    "omniq.spark.lake.build": "build",
+    "omniq.spark.lake.checks": "check",
+    "omniq.spark.lake.erasure": "erase",
+    "omniq.spark.lake.ingest": "ingest",
+    "omniq.spark.lake.layout": "Lake",
+    "omniq.spark.lake.reporting": "report",
+    "omniq.spark.lake.upkeep": "compact expire",
     "omniq.spark.reading": "read read_stream",
     "omniq.spark.sessions": "is_local session",
 }
@@ -42,4 +56,19 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
 
 
-__all__ = ["cause", "is_local", "read", "read_stream", "session", "unwrapped"]
+__all__ = [
+    "Lake",
+    "build",
+    "cause",
+    "check",
+    "compact",
+    "erase",
+    "expire",
+    "ingest",
+    "is_local",
+    "read",
+    "read_stream",
+    "report",
+    "session",
+    "unwrapped",
+]
