@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 LEAVE_S = 5.0
-_LONGEST_FIRST = ("cli", "integration", "faults", "docs", "conformance", "unit")
+_LONGEST_FIRST = ("spark", "cli", "integration", "faults", "docs", "conformance", "unit")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,6 +23,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _LONGEST_FIRST.index(folder) if folder in _LONGEST_FIRST else len(_LONGEST_FIRST)
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the order above, and give all of tests/spark to one process: its tests share a session, and each costs seconds.
+
+    The slow ones start Spark by themselves, so that they may be spread like the others.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSession(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            together = "tests/spark/"
+            return (
+                together if nodeid.startswith(together) and config.option.markexpr != "slow" else super()._split_scope(nodeid)
+            )
+
+    config.option.loadscopereorder = False
+    return OneSession(config, log)
 
 
 @pytest.fixture(scope="session")

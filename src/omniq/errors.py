@@ -18,6 +18,7 @@
     │   ├── ConnectionLost       no connection, or it broke; what was sent may have been carried out
     │   └── ErrorReply           the server answered ERR
     │       └── TaskNotAcquired  AuthenticationFailed  LimitReached  ServerStopping
+    ├── SparkFailed              from `omniq.spark`: Spark, or code that it ran, failed
     └── StoreError               the store failed
         ├── StoreUnavailable  StoreFull  StoreTooNew  DriverClosed  EventsLost
         └── OutcomeUnknown       sent, but no answer: send the same call again with repeat=True
@@ -163,6 +164,10 @@ class LimitReached(ErrorReply):
 
 class ServerStopping(ErrorReply):
     """The server is shutting down; connect again later, or to another one."""
+
+
+class SparkFailed(OmniQError):
+    """Spark failed, or a function that it ran raised an error that is neither omniq's nor Python's own."""
 
 
 class StoreError(OmniQError):

@@ -1,0 +1,43 @@
+"""omniq on Spark: tables of a store as DataFrames, DataFrames as tasks, and the lake of events.
+
+Names are imported when they are first used; what needs Spark says so when the extra `spark` is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from omniq.spark.extra import PACKAGES, missing
+
+if TYPE_CHECKING:
+    from omniq.spark.causes import cause, unwrapped
+    from omniq.spark.sessions import is_local, session
+
+# No module here may have the name of a function: importing it would put it in the function's place.
+_PLACES = {
+    "omniq.spark.causes": "cause unwrapped",
+    "omniq.spark.sessions": "is_local session",
+}
+_HOME = {name: module for module, names in _PLACES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'omniq.spark' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] in PACKAGES:
+            raise missing(exc) from exc
+        raise
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
+
+
+__all__ = ["cause", "is_local", "session", "unwrapped"]

@@ -1,0 +1,59 @@
+"""The Python error behind an error of Spark's, which tells mostly of Java."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+import omniq.errors
+from omniq.errors import SparkFailed
+
+_TRACEBACK = "Traceback (most recent call last):\n"
+# Below the indented frames: the error's type, alone or before a colon and its text, which may have several lines.
+_RAISED = re.compile(r"^(?P<type>[^\W\d][\w.]*)(?:: (?P<text>.*))?\Z", re.MULTILINE | re.DOTALL)
+_JAVA = re.compile(r"\n+(?:\tat |JVM stacktrace:|Driver stacktrace:)")
+_SPARK = re.compile(rf"{_JAVA.pattern}|\n+ ?SQLSTATE: |\n=== Streaming Query")
+
+
+def cause(exc: Exception) -> Exception:
+    """The Python error behind an error of Spark's, without Java's part of the story.
+
+    An error of omniq's or of Python's own keeps its type; any other is a `SparkFailed` that names it. The traceback of the
+    process that raised it is in its notes. What no Python code raised, such as a mistake in SQL, is the error itself, or a
+    `SparkFailed` when its text goes on with Java's. What is no error of Spark's comes back as it is.
+    """
+    if not type(exc).__module__.startswith(("pyspark.", "py4j.")):
+        return exc
+    said = str(exc)
+    _, found, last = said.rpartition(_TRACEBACK)
+    if not found:
+        return SparkFailed(_JAVA.split(said, maxsplit=1)[0].strip()) if _JAVA.search(said) else exc
+    trace = _SPARK.split(last, maxsplit=1)[0].rstrip()
+    raised = _RAISED.search(trace)
+    error = _rebuilt(raised["type"], raised["text"] or "") if raised else SparkFailed(trace)
+    error.add_note(f"In a Python process of Spark's:\n{_TRACEBACK}{trace}")
+    return error
+
+
+def _rebuilt(name: str, text: str) -> Exception:
+    """The error that a traceback ends with; only classes that a text alone can make are made again."""
+    home = omniq.errors if name.startswith("omniq.errors.") else builtins
+    kind = getattr(home, name.removeprefix("omniq.errors."), None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with suppress(TypeError):
+            return kind(text) if text else kind()
+    return SparkFailed(f"{name}: {text}" if text else name)
+
+
+@contextmanager
+def unwrapped() -> Generator[None, None, None]:
+    """Raise the Python error behind an error of Spark's instead of it; the latter is its `__context__`."""
+    try:
+        yield
+    except Exception as exc:
+        found = cause(exc)
+        if found is exc:
+            raise
+        raise found from None

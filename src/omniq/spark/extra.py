@@ -1,0 +1,23 @@
+"""The packages that the extra `spark` brings, and the one thing to say when they are not there."""
+
+from __future__ import annotations
+
+import importlib
+
+from omniq.errors import ConfigError
+
+PACKAGES = ("pandas", "pyarrow", "pyspark", "py4j", "numpy")
+
+
+def require_extra() -> None:
+    """Raise `ConfigError`, which says how to install it, when a package of the extra `spark` is missing."""
+    for name in ("pandas", "pyarrow", "pyspark.sql"):
+        try:
+            importlib.import_module(name)
+        except ImportError as exc:
+            raise missing(exc) from exc
+
+
+def missing(exc: ImportError) -> ConfigError:
+    """What to raise when a package of the extra cannot be imported."""
+    return ConfigError(f"omniq.spark needs the package {exc.name or 'pyspark'!r}: pip install '.[spark]'")

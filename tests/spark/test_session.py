@@ -1,0 +1,129 @@
+"""The session that omniq starts: its settings, where it keeps things, and how errors come out of it."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import omniq.spark
+from omniq.errors import IdempotencyConflict, SparkFailed
+from omniq.spark.settings import EVERYWHERE, LOOPBACK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+def test_every_setting_reached_spark(spark: "SparkSession") -> None:
+    assert {name: spark.conf.get(name) for name in EVERYWHERE} == EVERYWHERE
+
+
+def test_the_driver_listens_on_the_loopback_only(spark: "SparkSession") -> None:
+    assert spark.conf.get("spark.driver.host") == LOOPBACK
+    assert spark.conf.get("spark.driver.bindAddress") == LOOPBACK
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_executors_run_the_same_python(spark: "SparkSession") -> None:
+    assert spark.range(1).rdd.map(lambda _: sys.executable).collect() == [sys.executable]
+
+
+def test_the_environment_is_as_before(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    assert omniq.spark.session() is spark
+    assert "PYSPARK_PYTHON" not in os.environ
+
+
+def test_a_second_call_returns_the_running_session_with_what_was_asked_of_sql(spark: "SparkSession") -> None:
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    try:
+        assert omniq.spark.session(conf={name: "3"}) is spark
+        assert spark.conf.get(name) == "3"
+    finally:
+        spark.conf.set(name, str(before))
+
+
+def test_spark_keeps_its_files_in_its_own_folder(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path(spark.sparkContext._jvm.System.getProperty("java.io.tmpdir"))  # type: ignore[union-attr]
+    spark.sql("create table kept (n int) using parquet")
+    try:
+        assert folder.name.startswith("omniq-spark-")
+        assert (folder / "warehouse" / "kept").is_dir()
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        spark.sql("drop table kept")
+
+
+def test_all_of_a_local_session_is_on_this_machine(spark: "SparkSession") -> None:
+    assert omniq.spark.is_local(spark)
+
+
+def _refuse(_: Any) -> Any:
+    raise IdempotencyConflict("the key k1: was used")
+
+
+def _name_two_lines(_: Any) -> Any:
+    raise ValueError("first: line\nsecond line")
+
+
+def _raise_foreign(_: Any) -> Any:
+    raise re.error("bad pattern")
+
+
+def _batches(rows: "Iterator[Any]", fail: Any) -> "Iterator[Any]":
+    fail(None)
+    yield from rows
+
+
+@pytest.mark.parametrize(
+    ("fail", "kind", "text"),
+    [
+        (_refuse, IdempotencyConflict, "the key k1: was used"),
+        (_name_two_lines, ValueError, "first: line\nsecond line"),
+        (_raise_foreign, SparkFailed, "re.error: bad pattern"),
+    ],
+)
+def test_an_error_on_an_executor_comes_out_as_the_python_error(
+    spark: "SparkSession", capfd: pytest.CaptureFixture[str], fail: Any, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(Exception) as caught, omniq.spark.unwrapped():  # noqa: PT011 - the type is asserted exactly
+        spark.range(1).mapInArrow(lambda rows: _batches(rows, fail), "id long").collect()
+    assert (type(caught.value), str(caught.value)) == (kind, text)
+    assert fail.__name__ in "".join(caught.value.__notes__)
+    assert "org.apache" not in "".join(caught.value.__notes__)
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_an_error_in_a_batch_of_a_stream_comes_out_as_the_python_error(spark: "SparkSession", tmp_path: Path) -> None:
+    def fail(frame: Any, _: int) -> None:
+        _refuse(frame)
+
+    query = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", 1)
+        .load()
+        .writeStream.foreachBatch(fail)
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(IdempotencyConflict) as caught, omniq.spark.unwrapped():
+        query.awaitTermination()
+    assert str(caught.value) == "the key k1: was used"
+
+
+def test_a_mistake_in_sql_stays_what_it_is_and_is_not_printed(spark: "SparkSession", capfd: pytest.CaptureFixture[str]) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(AnalysisException, match="nothing_here"), omniq.spark.unwrapped():
+        spark.sql("select * from nothing_here")
+    assert capfd.readouterr() == ("", "")
