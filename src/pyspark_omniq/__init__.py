@@ -1,4 +1,35 @@
-"""What lets Spark find the format `omniq` by itself: it imports every top-level module whose name begins with `pyspark_`.
+"""Makes `spark.read.format("omniq")` work without registration: Spark looks for `DefaultSource` in modules named `pyspark_*`.
 
-An error while this is imported would break all Python data sources of the environment, so nothing else belongs here.
+Spark imports this with every other such module, so nothing here may fail or take long; the work is in `omniq.spark.source`.
 """
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
+from pyspark.sql.types import StructType
+
+
+class DefaultSource(DataSource):
+    """Format `omniq`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "omniq"
+
+    def schema(self) -> str:
+        from omniq.spark.source import schema
+
+        return schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from omniq.spark.source import reader
+
+        return reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from omniq.spark.stream import StreamReader
+
+        return StreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from omniq.spark.writing import writer
+
+        return writer(self.options, schema.fieldNames(), overwrite)

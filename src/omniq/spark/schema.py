@@ -1,0 +1,55 @@
+"""The tables of a store in the words of Spark and Arrow; `omniq.storage.tables` says what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from omniq.storage.tables import Columns, columns_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SPARK_TYPES = {
+    "string": "STRING",
+    "int": "INT",
+    "long": "BIGINT",
+    "boolean": "BOOLEAN",
+    "timestamp": "TIMESTAMP",
+    "binary": "BINARY",
+}
+
+
+def ddl(table: str, names: Sequence[str] | None = None) -> str:
+    """The schema of a table, or of some of its columns, as Spark reads it."""
+    return ", ".join(f"`{column.name}` {SPARK_TYPES[column.type]}" for column in columns_of(table, names))
+
+
+def arrow_schema(table: str, names: Sequence[str] | None = None) -> pa.Schema:
+    """The same for Arrow. Times have a zone, so that no session's own zone can shift them."""
+    import pyarrow as pa
+
+    types = {
+        "string": pa.string(),
+        "int": pa.int32(),
+        "long": pa.int64(),
+        "boolean": pa.bool_(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "binary": pa.binary(),
+    }
+    return pa.schema([pa.field(column.name, types[column.type]) for column in columns_of(table, names)])
+
+
+def record_batch(columns: Columns, schema: pa.Schema, constants: Mapping[str, Any] | None = None) -> pa.RecordBatch:
+    """Columns as Arrow wants them; what is in `constants` has that value in every row."""
+    import pyarrow as pa
+
+    fixed = constants or {}
+    rows = len(next(iter(columns.values())))
+    arrays = [
+        pa.repeat(pa.scalar(fixed[field.name], field.type), rows)
+        if field.name in fixed
+        else pa.array(columns[field.name], field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

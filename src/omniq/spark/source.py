@@ -1,0 +1,152 @@
+"""Format `omniq`: the tables of a store as DataFrames.
+
+Readers travel to other processes, so they hold strings and numbers only, and open the store where they read it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from omniq.errors import ConfigError, EventsLost
+from omniq.spark.address import Address, address_of, existing
+from omniq.spark.filters import pushed
+from omniq.spark.options import ReadOptions, read_options
+from omniq.spark.plan import between, check_whole, packed, parts_for, size
+from omniq.spark.positions import position
+from omniq.spark.schema import arrow_schema, ddl, record_batch
+from omniq.storage.bulk import Bulk
+from omniq.storage.scanning import Range
+from omniq.storage.tables import Columns, Condition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+def schema(options: Mapping[str, str]) -> str:
+    """The columns of the table that is asked for."""
+    table = options.get("table") or "tasks"
+    columns = options.get("columns")
+    asked = read_options({"url": "unused", "table": table} | ({} if columns is None else {"columns": columns}))
+    return ddl(asked.table, asked.columns)
+
+
+def reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
+    """A reader of those columns that the schema names."""
+    asked = read_options(options)
+    names = checked(asked.table, schema)
+    return FilteringReader(asked, names) if pushing() else BatchReader(asked, names)
+
+
+def pushing() -> bool:
+    """Whether Spark is about to push filters. It refuses readers that could take them while its setting is off."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return PUSHDOWN in sys.modules or getattr(spec, "name", None) == PUSHDOWN
+
+
+def checked(table: str, schema: StructType) -> tuple[str, ...]:
+    """The names of a schema, which may have been given by the user; raises where it is not the table's."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    names = tuple(schema.fieldNames())
+    expected = arrow_schema(table, names)
+    if not to_arrow_schema(schema, timezone="UTC").equals(expected):
+        raise ConfigError(f"the schema given for table {table!r} has other types; those columns are {ddl(table, names)}")
+    return names
+
+
+class Part(InputPartition):
+    """What one task reads: ranges of one store."""
+
+    def __init__(self, address: Address, ranges: tuple[Range, ...]) -> None:
+        self.address, self.ranges = address, ranges
+
+
+class BatchReader(DataSourceReader):
+    """Reads a table as it is now."""
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self.options = options
+        self.names = tuple(names)
+
+    def partitions(self) -> list[InputPartition]:
+        asked = self.options
+        with existing(asked.url) as bulk:
+            address = address_of(asked.url, bulk.info().store_id)
+            parts = self._events(bulk) if asked.table == "events" else self._table(bulk)
+        return [Part(address, ranges) for ranges in parts]
+
+    def _events(self, bulk: Bulk) -> list[tuple[Range, ...]]:
+        asked = self.options
+        start, end = position(bulk, asked.start), position(bulk, asked.end)
+        check_whole(start, end.store, bulk.event_shards(), not asked.fail_on_data_loss)
+        rows = sum(max(upto - start.shards.get(name, 0), 0) for name, upto in end.shards.items())
+        return between(start, end, parts_for(rows, cores(), asked.parts))
+
+    def _table(self, bulk: Bulk) -> list[tuple[Range, ...]]:
+        whole = bulk.ranges(self.options.table)
+        # Each part of the attempts reads the whole log, so more of them than cores only cost.
+        most = parts_for(sum(map(size, whole)), cores(), self.options.parts)
+        parts = min(most, cores()) if self.options.table == "attempts" and not self.options.parts else most
+        return packed(bulk.ranges(self.options.table, parts) if parts > 1 else whole, parts)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return record_batches(partition, self.options, self.names)
+
+
+class FilteringReader(BatchReader):
+    """The same, for a session with `spark.sql.python.filterPushdown.enabled`."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        taken: list[Condition] = []
+        for filter in filters:
+            condition = pushed(self.options.table, filter)
+            if condition is None:
+                yield filter
+            else:
+                taken.append(condition)
+        self.options = msgspec.structs.replace(self.options, where=(*self.options.where, *taken))
+
+
+def record_batches(partition: Any, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a part, as Arrow; of a table without rows Spark asks for a part of its own making."""
+    if not isinstance(partition, Part):
+        return
+    arrow = arrow_schema(options.table, names)
+    constants = {"store": partition.address.store} if options.table == "events" else {}
+    with partition.address.opened() as bulk:
+        for range in partition.ranges:
+            for columns in _scan(bulk, range, options, [name for name in names if name not in constants]):
+                yield record_batch(columns, arrow, constants)
+
+
+def _scan(bulk: Bulk, range: Range, options: ReadOptions, names: Sequence[str]) -> Iterator[Columns]:
+    """The rows of a range; of events that are gone, an error or a jump, as the query wants it."""
+    wanted = list(names) if options.table != "events" or "seq" in names else [*names, "seq"]
+    while True:
+        try:
+            for columns in bulk.scan(range, wanted, options.where, options.batch_rows):
+                if options.table == "events":
+                    range = msgspec.structs.replace(range, after=columns["seq"][-1])
+                yield columns
+            return
+        except EventsLost as exc:
+            if options.table != "events" or options.fail_on_data_loss:
+                raise EventsLost(
+                    f"the query wants the events after {range.after} up to {range.upto}, but {exc}; "
+                    "to go on with what is there, set failOnDataLoss to false"
+                ) from exc
+            first = next((s.first for s in bulk.event_shards() if s.name == range.shard), range.upto + 1)
+            range = msgspec.structs.replace(range, after=max(first - 1, range.after + 1))
+
+
+def cores() -> int:
+    return os.cpu_count() or 1

@@ -1,0 +1,68 @@
+"""Format `omniq` as a stream: the event log, read on from where the checkpoint says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from omniq.operations import Shard
+from omniq.spark.address import address_of, existing
+from omniq.spark.options import ReadOptions, read_options
+from omniq.spark.plan import Offset, advance, between, check_whole, latest, offset_of
+from omniq.spark.positions import position
+from omniq.spark.source import Part, checked, record_batches
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans batches on the driver and reads them on executors. Where it stands belongs to the checkpoint alone."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self.given = dict(options)
+        self.schema = schema
+        self.target: Offset | None = None
+
+    @cached_property
+    def options(self) -> ReadOptions:
+        # Not in __init__: Spark hides what a reader raises before it is there behind an error of its own.
+        return read_options(self.given, streaming=True)
+
+    def initialOffset(self) -> dict[str, Any]:
+        with existing(self.options.url) as bulk:
+            return position(bulk, self.options.start).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self.options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.target = latest(*self._look())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin = offset_of(start)
+        store, shards = self._look()
+        check_whole(begin, store, shards, not self.options.fail_on_data_loss)
+        target = self.target or latest(store, shards)
+        return advance(begin, target, shards, limit.max_rows if isinstance(limit, ReadMaxRows) else None).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return latest(*self._look()).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        upto = offset_of(end)
+        parts = between(offset_of(start), upto, self.options.parts)
+        address = address_of(self.options.url, upto.store)
+        return [Part(address, ranges) for ranges in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return record_batches(partition, self.options, checked(self.options.table, self.schema))
+
+    def _look(self) -> tuple[str, list[Shard]]:
+        with existing(self.options.url) as bulk:
+            return bulk.info().store_id, bulk.event_shards()

@@ -1,0 +1,193 @@
+"""Writing with format `omniq`: a task per row, staged by the tasks of Spark and made visible by its driver, all or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from omniq.durations import parse_duration
+from omniq.errors import ConfigError, IdempotencyConflict, Refused, RunClosed
+from omniq.models import new_id
+from omniq.operations import Enqueue, Enqueued
+from omniq.spark.address import Address, address_of, is_file, resolved
+from omniq.spark.options import choice, count, known_options, url_of
+from omniq.spark.rows import Rows, rows_of
+from omniq.storage.bulk import Bulk, open_bulk
+from omniq.tasks import OptionFields
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WRITE = (
+    "url",
+    "path",
+    "func",
+    "keyColumn",
+    "argColumns",
+    "groupColumn",
+    "etaColumn",
+    "queue",
+    "maxRetries",
+    "timeout",
+    "groupLimit",
+    "namespace",
+    "rows",
+    "runId",
+    "runTtl",
+    "visible",
+    "onConflict",
+    "chunkRows",
+)
+CHUNK = 5000
+REDIS_CHUNK = 500  # longer scripts keep other clients of the server waiting
+
+
+class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to write and how."""
+
+    url: str
+    rows: Rows
+    run_id: str
+    run_ttl_s: float = 86_400.0
+    visible: Literal["on_commit", "immediately"] = "on_commit"
+    strict: bool = False
+    chunk_rows: int = CHUNK
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Check the options of a write; raises `ConfigError` or `Invalid`, which name the option and what it may be."""
+    options = known_options(given, WRITE, "writing")
+    url = url_of(options)
+    strict = choice(options, "onConflict", ("skip", "error")) == "error"
+    rows = _rows(options)
+    return WriteOptions(
+        url=url,
+        rows=msgspec.structs.replace(rows, hashed=True) if strict else rows,
+        run_id=options.get("runId") or new_id(),
+        run_ttl_s=parse_duration(options.get("runTtl", "24h")) / 1e9,
+        visible=choice(options, "visible", ("on_commit", "immediately")),
+        strict=strict,
+        chunk_rows=count(options, "chunkRows", CHUNK if is_file(resolved(url)) else REDIS_CHUNK),
+    )
+
+
+def _rows(options: Mapping[str, str]) -> Rows:
+    if "rows" in options:  # what `omniq.spark.enqueue` made of its arguments
+        return msgspec.json.decode(options["rows"], type=Rows)
+    if "func" not in options:
+        raise ConfigError('format omniq writes calls of a function: add .option("func", "module:name")')
+    fixed: OptionFields = {}
+    if "queue" in options:
+        fixed["queue"] = options["queue"]
+    if "timeout" in options:
+        fixed["timeout"] = parse_duration(options["timeout"]) / 1e9
+    if "maxRetries" in options:
+        fixed["max_retries"] = count(options, "maxRetries", least=0)
+    if "groupLimit" in options:
+        fixed["group_limit"] = count(options, "groupLimit")
+    return rows_of(
+        options["func"],
+        key=options.get("keyColumn", "key"),
+        args=_arguments(options.get("argColumns", "")),
+        group=options.get("groupColumn"),
+        eta=options.get("etaColumn"),
+        namespace=options.get("namespace"),
+        options=fixed,
+    )
+
+
+def _arguments(text: str) -> list[str] | dict[str, str]:
+    """`a, b` are columns in order; `x=a, y=b` are keywords with their columns."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not any("=" in part for part in parts):
+        return parts
+    named = [part.partition("=") for part in parts]
+    if not all(sign and column.strip() for _, sign, column in named):
+        raise ConfigError(f"argColumns {text!r}: name columns in order (a, b), or all by keyword (x=a, y=b)")
+    return {keyword.strip(): column.strip() for keyword, _, column in named}
+
+
+def writer(options: Mapping[str, str], names: Sequence[str], overwrite: bool) -> Writer:
+    """Open the run on the driver, so that what is wrong is said before any row is computed."""
+    if overwrite:
+        raise ConfigError('format omniq adds tasks and replaces none: write with .mode("append")')
+    asked = write_options(options)
+    asked.rows.check(names)
+    with open_bulk(resolved(asked.url)) as bulk:
+        made = Writer(asked, address_of(asked.url, bulk.info().store_id))
+        if asked.visible == "on_commit":
+            made.open_run(bulk)
+    return made
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task of Spark did. A repeated one finds its own rows: only the store counts right (`Bulk.run`)."""
+
+    new: int = 0
+    there: int = 0
+
+
+class Writer(DataSourceArrowWriter):
+    """Stages rows in chunks wherever Spark runs it; the driver commits or aborts the run."""
+
+    def __init__(self, options: WriteOptions, address: Address) -> None:
+        self.options = options
+        self.address = address
+
+    def open_run(self, bulk: Bulk) -> None:
+        bulk.open_run(self.options.run_id, self.options.rows.form.queue, self.options.run_ttl_s)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        written = Written()
+        with self.address.opened() as bulk:
+            if self.options.visible == "on_commit":
+                self.open_run(bulk)
+            for tasks in chunks(iterator, self.options.rows, self.options.chunk_rows):
+                new, there = self._store(bulk, tasks)
+                written.new += new
+                written.there += there
+        return written
+
+    def _store(self, bulk: Bulk, tasks: Sequence[Enqueue]) -> tuple[int, int]:
+        if self.options.visible == "on_commit":
+            return bulk.stage(self.options.run_id, tasks, strict=self.options.strict)
+        conflict = "error" if self.options.strict else "return"
+        operations = tuple(msgspec.structs.replace(task, on_conflict=conflict) for task in tasks)
+        (answer,) = bulk.storage.apply_blocking([operations])
+        if isinstance(answer, Refused):
+            raise answer
+        there = sum(isinstance(outcome, Enqueued) and outcome.existed for outcome in answer)
+        return len(tasks) - there, there
+
+    def commit(self, messages: list[Any]) -> None:
+        if self.options.visible == "on_commit":
+            with self.address.opened() as bulk:
+                bulk.commit_run(self.options.run_id)
+
+    def abort(self, messages: list[Any]) -> None:
+        if self.options.visible == "on_commit":
+            with self.address.opened() as bulk:
+                try:
+                    bulk.abort_run(self.options.run_id)
+                except RunClosed:  # its time is over, so it is aborted already
+                    return
+
+
+def chunks(batches: Iterator[pa.RecordBatch], rows: Rows, size: int) -> Iterator[list[Enqueue]]:
+    """The tasks of all rows, in pieces of `size`; a key that stands twice in a piece is taken once, or refused with `onConflict=error`."""
+    waiting: dict[str, Enqueue] = {}
+    for batch in batches:
+        for task in rows.tasks(batch):
+            first = waiting.setdefault(task.id, task)
+            if first.fingerprint != task.fingerprint:
+                raise IdempotencyConflict(f"two rows that differ have the same key: {first.payload!r} and {task.payload!r}")
+            if len(waiting) == size:
+                yield list(waiting.values())
+                waiting = {}
+    if waiting:
+        yield list(waiting.values())
