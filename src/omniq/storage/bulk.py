@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from omniq.errors import Refused, RunClosed
+from omniq.errors import OutcomeUnknown, Refused, RunClosed, StoreUnavailable
 from omniq.models import duration_us
 from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, RunInfo, Shard, Stage, StoreInfo
 from omniq.portal import Portal
 from omniq.storage.base import BaseStorage
 from omniq.storage.scanning import BATCH, Range
 from omniq.storage.tables import Columns, Condition, columns_of
+
+PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # between the tries of a store that does not answer
 
 
 def open_bulk(url: str, **options: Any) -> Bulk:
@@ -49,6 +52,10 @@ class Bulk:
         """Begin a run, or go on with one that is open; a finished one raises `RunClosed`."""
         self._queues[run_id] = queue
         return self._do(OpenRun(queue=queue, run_id=run_id, ttl_us=duration_us(ttl, "ttl")))
+
+    def join_run(self, run_id: str, queue: str) -> None:
+        """Use a run that another process opened, without looking for it."""
+        self._queues[run_id] = queue
 
     def stage(self, run_id: str, tasks: Sequence[Enqueue], *, strict: bool = False) -> tuple[int, int]:
         """Bring tasks in, unseen until the commit; how many were new, and how many were there."""
@@ -88,8 +95,18 @@ class Bulk:
         return found
 
     def _do(self, op: OnRun) -> Any:
-        """One operation, surely: all of them may be repeated."""
-        (answer,) = self.storage.apply_blocking([(op,)])
+        """One operation. All of them may be repeated, so a store that does not answer is asked again for some seconds."""
+        pauses, sent = iter(PAUSES_S), False
+        while True:
+            try:
+                (answer,) = self.storage.apply_blocking([(op,)], repeat=sent)
+                break
+            except (OutcomeUnknown, StoreUnavailable) as exc:
+                sent = sent or isinstance(exc, OutcomeUnknown)
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                time.sleep(pause)
         if isinstance(answer, Refused):
             raise answer
         return answer[0]
