@@ -369,7 +369,7 @@ def test_the_least_rights_of_the_documentation_are_enough(server: Server, raw: A
         return RedisStorage(server.url.replace("redis://", "redis://omniq:secret@"), clock=clock)
 
     try:
-        topics = {"dependencies", "events", "fan_in", "groups", "idempotency", "looking", "results", "transactions"}
+        topics = {"dependencies", "events", "fan_in", "groups", "idempotency", "looking", "results", "runs", "transactions"}
         for case in conformance.cases(durable=False, capabilities=RedisStorage.capabilities):
             if case.topic in topics:
                 conformance.run_case(case, make)

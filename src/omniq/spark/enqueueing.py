@@ -23,7 +23,6 @@ from omniq.spark.staging import (
     aborting,
     begin,
     check_place,
-    chunk_of,
     committed,
     counted,
     parts_of,
@@ -144,7 +143,6 @@ def load(
                 run_id=run,
                 rows=rows,
                 names=choice.names,
-                chunk=chunk_of(url),
                 strict=strict,
                 keep_ids=keep_ids,
             )

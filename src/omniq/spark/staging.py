@@ -17,7 +17,7 @@ from omniq.spark.causes import unwrapped
 from omniq.spark.columns import ID, KEY, in_ranges
 from omniq.spark.rows import Rows
 from omniq.spark.sessions import is_connect, is_local
-from omniq.spark.writing import CHUNK, REDIS_CHUNK, chunks
+from omniq.spark.writing import CHUNK, chunks
 from omniq.storage.bulk import Bulk
 from omniq.storage.url import mask
 
@@ -37,7 +37,7 @@ class Work(msgspec.Struct, frozen=True):
     run_id: str
     rows: Rows
     names: dict[str, str]  # what the user calls the columns
-    chunk: int
+    chunk: int = CHUNK
     strict: bool = False
     keep_ids: bool = False
 
@@ -65,10 +65,6 @@ def parts_of(spark: SparkSession, url: str) -> int:
     if is_connect(spark):
         return int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
     return 2 * spark.sparkContext.defaultParallelism
-
-
-def chunk_of(url: str) -> int:
-    return CHUNK if is_file(resolved(url)) else REDIS_CHUNK
 
 
 def begin(bulk: Bulk, run_id: str, queue: str, ttl_s: float) -> tuple[str, RunInfo | None]:

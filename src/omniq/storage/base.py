@@ -76,6 +76,7 @@ class BaseStorage(abc.ABC):
     """One store of tasks. Opens itself at its first call, is safe to use from any thread and any event loop."""
 
     capabilities: Capabilities
+    stage_rows = 5000  # tasks of one `Stage` that keep other callers waiting no longer than they should
 
     def __init__(self, *, clock: Callable[[], int] = now_us, serializer: Serializer | None = None, events: bool = True) -> None:
         self.clock = clock

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from omniq.errors import OutcomeUnknown, Refused, RunClosed, StoreUnavailable
 from omniq.models import duration_us
-from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, RunInfo, Shard, Stage, StoreInfo
+from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, Outcome, RunInfo, Shard, Stage, StoreInfo
 from omniq.portal import Portal
 from omniq.storage.base import BaseStorage
 from omniq.storage.scanning import BATCH, Range
 from omniq.storage.tables import Columns, Condition, columns_of
 
+CALL = 5000  # tasks of one call
 PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # between the tries of a store that does not answer
 
 
@@ -51,16 +53,26 @@ class Bulk:
     def open_run(self, run_id: str, queue: str, ttl: float | timedelta = timedelta(days=1)) -> RunInfo:
         """Begin a run, or go on with one that is open; a finished one raises `RunClosed`."""
         self._queues[run_id] = queue
-        return self._do(OpenRun(queue=queue, run_id=run_id, ttl_us=duration_us(ttl, "ttl")))
+        return self._do(OpenRun(queue=queue, run_id=run_id, ttl_us=duration_us(ttl, "ttl")))[0]
 
     def join_run(self, run_id: str, queue: str) -> None:
         """Use a run that another process opened, without looking for it."""
         self._queues[run_id] = queue
 
-    def stage(self, run_id: str, tasks: Sequence[Enqueue], *, strict: bool = False) -> tuple[int, int]:
-        """Bring tasks in, unseen until the commit; how many were new, and how many were there."""
-        staged = self._do(Stage(queue=self._queue(run_id), run_id=run_id, tasks=tuple(tasks), strict=strict))
-        return staged.new, staged.there
+    def stage(self, run_id: str, tasks: Iterable[Enqueue], *, strict: bool = False) -> tuple[int, int]:
+        """Bring tasks in, unseen until the commit; how many were new, and how many were there.
+
+        Any number of them: they travel in parts, each of which is staged whole. What raises leaves the parts before it staged.
+        """
+        queue, size = self._queue(run_id), self.storage.stage_rows
+        left = iter(tasks)
+        new = there = 0
+        while some := list(itertools.islice(left, CALL)):
+            parts = (some[start : start + size] for start in range(0, len(some), size))
+            stages = [Stage(queue=queue, run_id=run_id, tasks=tuple(part), strict=strict) for part in parts]
+            for staged in self._do(*stages):
+                new, there = new + staged.new, there + staged.there
+        return new, there
 
     def commit_run(self, run_id: str) -> RunInfo:
         """Make all its tasks visible. When this returns they all are; if this process dies, `sweep` goes on with it."""
@@ -89,17 +101,17 @@ class Bulk:
         return self._queues[run_id]
 
     def _settled(self, op: CommitRun | AbortRun) -> RunInfo:
-        found: RunInfo = self._do(op)
+        found: RunInfo = self._do(op)[0]
         while not found.settled:
-            found = self._do(op)
+            found = self._do(op)[0]
         return found
 
-    def _do(self, op: OnRun) -> Any:
-        """One operation. All of them may be repeated, so a store that does not answer is asked again for some seconds."""
-        pauses, sent = iter(PAUSES_S), False
+    def _do(self, *operations: OnRun) -> list[Any]:
+        """Each in a transaction of its own. All may be repeated, so a store that does not answer is asked for some seconds."""
+        transactions, pauses, sent = [(op,) for op in operations], iter(PAUSES_S), False
         while True:
             try:
-                (answer,) = self.storage.apply_blocking([(op,)], repeat=sent)
+                answers = self.storage.apply_blocking(transactions, repeat=sent)
                 break
             except (OutcomeUnknown, StoreUnavailable) as exc:
                 sent = sent or isinstance(exc, OutcomeUnknown)
@@ -107,9 +119,10 @@ class Bulk:
                 if pause is None:
                     raise
                 time.sleep(pause)
-        if isinstance(answer, Refused):
-            raise answer
-        return answer[0]
+        for answer in answers:
+            if isinstance(answer, Refused):
+                raise answer
+        return [answer[0] for answer in cast("list[list[Outcome]]", answers)]
 
     # -- reading -----------------------------------------------------------------------------------
 

@@ -155,11 +155,10 @@ class Machine:
 
     def _enqueue(self, op: Enqueue, staged: Record | None, now_us: int) -> Outcome:
         ledger = self.ledger
-        if staged is not None:  # of a run that is not committed and may never be: whoever enqueues now is not kept waiting
-            self.drop_staged(staged, now_us)
-            other = ledger.load(op.id)
-            if other is not None and other.state is State.STAGED:
-                self.drop_staged(other, now_us)
+        for id in () if staged is None else dict.fromkeys((staged.id, op.id)):
+            there = ledger.load(id)  # again: an earlier operation of this very transaction may have taken its place
+            if there is not None and there.state is State.STAGED:
+                self.drop_staged(there, now_us)
         if _is_plain(op) and ledger.queue(op.queue).fed and ledger.insert_plain(op, now_us):
             self.ready_queues.add(op.queue)
             return Enqueued(id=op.id, existed=False, state=State.READY)

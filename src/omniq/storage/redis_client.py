@@ -13,7 +13,7 @@ import importlib.resources
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -44,9 +44,16 @@ from omniq.storage.url import mask
 
 CONNECT_S = 5.0
 ANSWER_S = 15.0
+AHEAD = 4  # calls that are sent before the answer to the first of them is read
 
 _ALWAYS = ("lanes", "reserve", "runs")
-_ON_DEMAND = {"operations": ("ending", "operations"), "upkeep": ("upkeep",), "restore": ("restore",), "fan_in": ("fan_in",)}
+_ON_DEMAND = {
+    "operations": ("ending", "operations"),
+    "upkeep": ("upkeep",),
+    "restore": ("restore",),
+    "fan_in": ("fan_in",),
+    "staging": ("staging",),
+}
 _LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.TimeoutError)
 _NOT_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "BUSY", "NOAUTH", "NOPERM")
 
@@ -253,37 +260,68 @@ class Client:
             await pool.release(connection)
 
     def script_blocking(self, key: str, call: bytes) -> Any:
+        """`script` from any thread."""
+        (reply,) = self.scripts_blocking(key, [call])
+        return reply
+
+    def scripts_blocking(self, key: str, calls: Iterable[bytes]) -> Iterator[Any]:
+        """Several calls on the node of `key`, in order; the next one is made while the server works on those before it."""
         client = self.of_threads()
         try:
             if self.target.cluster:
-                try:
-                    return client.execute_command("EVALSHA", SHA, 1, key, call)
-                except NoScriptError:
-                    return client.execute_command("EVAL", SCRIPT, 1, key, call)
-            return self._on_blocking_connection(client.connection_pool, key, call)
+                for call in calls:
+                    try:
+                        yield client.execute_command("EVALSHA", SHA, 1, key, call)
+                    except NoScriptError:
+                        yield client.execute_command("EVAL", SCRIPT, 1, key, call)
+            else:
+                yield from self._on_blocking_connection(client.connection_pool, key, calls)
         except _LOST as exc:
             raise self._unanswered(exc) from exc
         except RedisError as exc:
             raise self.translate(exc) from exc
 
-    def _on_blocking_connection(self, pool: Any, key: str, call: bytes) -> Any:
+    def _on_blocking_connection(self, pool: Any, key: str, calls: Iterable[bytes]) -> Iterator[Any]:
         try:
             connection = pool.get_connection()
         except _LOST as exc:
             raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+        flying = 0
         try:
-            try:
+            for n, call in enumerate(calls):
                 connection.send_command("EVALSHA", SHA, 1, key, call)
-                return connection.read_response()
-            except NoScriptError:
-                connection.send_command("EVAL", SCRIPT, 1, key, call)
-                return connection.read_response()
+                flying += 1
+                if n == 0:  # from here on the server knows the script
+                    try:
+                        reply = connection.read_response()
+                    except NoScriptError:
+                        connection.send_command("EVAL", SCRIPT, 1, key, call)
+                        reply = connection.read_response()
+                    flying -= 1
+                    yield reply
+                elif flying == AHEAD:
+                    flying -= 1
+                    yield connection.read_response()
+            while flying:
+                flying -= 1
+                yield connection.read_response()
+        except NoScriptError as exc:  # it forgot the script meanwhile; who is asked again out of order may answer otherwise
+            connection.disconnect()
+            raise self._unanswered(exc) from exc
         except BaseException as exc:
-            if not isinstance(exc, ResponseError):
+            if flying or not isinstance(exc, ResponseError):
                 connection.disconnect()
             raise
         finally:
             pool.release(connection)
+
+    def command_blocking(self, *command: Any) -> Any:
+        try:
+            return self.of_threads().execute_command(*command)
+        except _LOST as exc:
+            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+        except RedisError as exc:
+            raise self.translate(exc) from exc
 
     # -- reading -----------------------------------------------------------------------------------
 

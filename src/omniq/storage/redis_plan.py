@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from omniq.errors import CrossQueue
-from omniq.operations import Beat, CountFanIn, Enqueue, OnTask, OpenFanIn, Operation, Reserve, Reserved
+from omniq.operations import Beat, CountFanIn, Enqueue, OnRun, OnTask, OpenFanIn, Operation, Reserve, Reserved, Stage
 from omniq.storage import redis_wire as wire
 from omniq.storage.checks import Transaction
 
@@ -91,8 +91,10 @@ def _queues_of(transaction: Sequence[Operation]) -> Iterable[str]:
                 yield op.dead_queue
             for blocker in op.blocked_by:
                 yield blocker.queue or op.queue
-        elif isinstance(op, OnTask):
+        elif isinstance(op, OnTask | OnRun):
             yield op.queue
+            if isinstance(op, Stage):
+                yield from (task.dead_queue for task in op.tasks if task.dead_queue is not None)
         elif isinstance(op, Reserve):
             yield from op.queues
         elif isinstance(op, Beat):

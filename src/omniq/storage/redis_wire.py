@@ -16,12 +16,14 @@ from omniq import errors
 from omniq.errors import IdempotencyConflict, Refused
 from omniq.models import Record, State
 from omniq.operations import (
+    AbortRun,
     Ack,
     Acked,
     Beat,
     Beaten,
     Cancel,
     Cancelled,
+    CommitRun,
     CountFanIn,
     Enqueue,
     Enqueued,
@@ -31,8 +33,10 @@ from omniq.operations import (
     Failed,
     FannedIn,
     Held,
+    OnRun,
     OnTask,
     OpenFanIn,
+    OpenRun,
     Operation,
     Outcome,
     Progress,
@@ -48,8 +52,12 @@ from omniq.operations import (
     Reserved,
     Retried,
     Retry,
+    Stage,
+    Staged,
 )
 from omniq.storage.redis_records import FIELDS, Options, origin_of, record_of, state_of, words_of
+from omniq.storage.redis_staging import as_text, encode_open, encode_stage, run_of
+from omniq.storage.runs import another_body, run_closed, staged_elsewhere
 
 Command = tuple[Any, ...]
 Entry = list[dict[str, Any]]  # a transaction, or a run of them, as the script reads it
@@ -190,17 +198,7 @@ _DONE = Acked(state=State.DONE)
 
 
 def blob(data: bytes) -> msgspec.Raw:
-    """Bytes as a msgpack string: the server's Lua knows no binary type, and its strings are bytes."""
-    size = len(data)
-    if size < 32:
-        head = bytes((0xA0 | size,))
-    elif size < 1 << 8:
-        head = b"\xd9" + size.to_bytes(1, "big")
-    elif size < 1 << 16:
-        head = b"\xda" + size.to_bytes(2, "big")
-    else:
-        head = b"\xdb" + size.to_bytes(4, "big")
-    return msgspec.Raw(head + data)
+    return msgspec.Raw(as_text(data))
 
 
 def _lease_ms(op: Enqueue | Record) -> int:
@@ -365,6 +363,19 @@ def _count_fan_in(op: CountFanIn) -> dict[str, Any]:
     return {"key": op.key, "member": op.member}
 
 
+def _on_run(op: OnRun) -> dict[str, Any]:
+    return {"queue": op.queue, "run": op.run_id}
+
+
+def _stage(op: Stage) -> dict[str, Any]:
+    return encode_stage(op, _staged_shape, encode_operation)
+
+
+def _staged_shape(op: Enqueue) -> list[Any]:
+    ttl = False if op.result_ttl_us is None else ms_up(op.result_ttl_us)
+    return [op.name, common_fields(op), blob(options_of(op)), ttl, op.payload is None]
+
+
 _ENCODERS: dict[type[Operation], Callable[[Any], dict[str, Any]]] = {
     Enqueue: _enqueue,
     Reserve: _reserve,
@@ -381,6 +392,10 @@ _ENCODERS: dict[type[Operation], Callable[[Any], dict[str, Any]]] = {
     Beat: _beat,
     OpenFanIn: _open_fan_in,
     CountFanIn: _count_fan_in,
+    OpenRun: encode_open,
+    Stage: _stage,
+    CommitRun: _on_run,
+    AbortRun: _on_run,
 }
 
 
@@ -418,8 +433,19 @@ def refusal(kind: str, op: Operation) -> Refused:
     """The error that the script names, about this operation."""
     if isinstance(op, OpenFanIn):
         return IdempotencyConflict(f"fan-in {op.key!r} is open with another number than {op.expected}")
+    if isinstance(op, OnRun):
+        return _run_refusal(kind, op)
     words = {"id": getattr(op, "id", ""), "queue": getattr(op, "queue", ""), "key": getattr(op, "idempotency_key", "")}
     return cast(Refused, getattr(errors, kind)(_TEXTS[kind].format(**words)))
+
+
+def _run_refusal(kind: str, op: OnRun) -> Refused:
+    """`RunClosed` and why; of a `Stage` also another error and the number of the task that it is about."""
+    name, _, rest = kind.partition(" ")
+    if name == "RunClosed":
+        return run_closed(rest, op.queue, op.run_id)
+    told = another_body if name == "IdempotencyConflict" else staged_elsewhere
+    return told(cast(Stage, op).tasks[int(rest) - 1].id, op.run_id)
 
 
 def _reserved(op: Reserve, reply: list[Any]) -> Reserved:
@@ -455,6 +481,7 @@ def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
         token=op.token,
         lease_until_us=int(until) * 1000,
         worker=op.worker or None,
+        run_id=options.run,
         fingerprint=origin.fingerprint,
         created_at_us=int(created) * 1000,
         updated_at_us=now * 1000,
@@ -480,6 +507,10 @@ _DECODERS: dict[type[Operation], Callable[[Any, list[Any]], Outcome]] = {
     Beat: lambda _, r: Beaten(),
     OpenFanIn: lambda _, r: FannedIn(left=r[0]),
     CountFanIn: lambda _, r: FannedIn(left=r[0]),
+    OpenRun: lambda op, r: run_of(op.queue, op.run_id, r),
+    Stage: lambda _, r: Staged(new=r[0], there=r[1]),
+    CommitRun: lambda op, r: run_of(op.queue, op.run_id, r),
+    AbortRun: lambda op, r: run_of(op.queue, op.run_id, r),
 }
 
 # What a repeated operation answers when the first one was carried out and its answer got lost.
