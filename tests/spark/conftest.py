@@ -38,13 +38,12 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(params=["sqlite", "file", "redis"])
-def each_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def each_store(request: pytest.FixtureRequest, tmp_path: Path, redis_server: Server) -> str:
     """The URL of an empty store of each kind."""
     if request.param == "redis":
-        server: Server = request.getfixturevalue("redis_server")
-        with server.client() as client:
+        with redis_server.client() as client:
             client.flushall()
-        return server.url
+        return redis_server.url
     return f"{request.param}:{'//' if request.param == 'file' else '///'}{tmp_path / 'q'}?durability=process"
 
 
