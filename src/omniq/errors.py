@@ -19,6 +19,8 @@
     │   └── ErrorReply           the server answered ERR
     │       └── TaskNotAcquired  AuthenticationFailed  LimitReached  ServerStopping
     ├── SparkFailed              from `omniq.spark`: Spark, or code that it ran, failed
+    ├── NotEnded                 tasks that were waited for have not ended in time
+    ├── TasksFailed              tasks that were waited for FAILED or were CANCELLED
     └── StoreError               the store failed
         ├── StoreUnavailable  StoreFull  StoreTooNew  DriverClosed  EventsLost
         └── OutcomeUnknown       sent, but no answer: send the same call again with repeat=True
@@ -168,6 +170,14 @@ class ServerStopping(ErrorReply):
 
 class SparkFailed(OmniQError):
     """Spark failed, or a function that it ran raised an error that is neither omniq's nor Python's own."""
+
+
+class NotEnded(OmniQError, TimeoutError):
+    """Tasks that were waited for have not ended: the time is over, or no worker serves their queue."""
+
+
+class TasksFailed(OmniQError):
+    """Tasks that were waited for FAILED or were CANCELLED; the text says how many, and how the first of them ended."""
 
 
 class StoreError(OmniQError):

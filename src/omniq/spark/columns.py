@@ -107,11 +107,16 @@ def column(df: DataFrame, name: str) -> tuple[Column, T.DataType]:
     """A column by its name, or a field inside of one (`address.city`), and its type."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Invalid(f"name a column instead of {name!r}; add what is computed with withColumn first")
-    taken = F.col(f"`{name.replace('`', '``')}`" if name in df.columns else name)
+    taken = F.col(quoted(name) if name in df.columns else name)
     try:
         return taken, df.select(taken).schema[0].dataType
     except AnalysisException as exc:
         raise Invalid(f"there is no column {name!r}; the DataFrame has {', '.join(df.columns)}") from exc
+
+
+def quoted(name: str) -> str:
+    """A column's name, whatever it contains."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def id_of(namespace: str, text: Column) -> Column:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from omniq.errors import OutcomeUnknown, Refused, RunClosed, StoreUnavailable
 from omniq.models import duration_us
@@ -16,6 +16,8 @@ from omniq.portal import Portal
 from omniq.storage.base import BaseStorage
 from omniq.storage.scanning import BATCH, Range
 from omniq.storage.tables import Columns, Condition, columns_of
+
+T = TypeVar("T")
 
 CALL = 5000  # tasks of one call
 PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # between the tries of a store that does not answer
@@ -35,18 +37,22 @@ class Bulk:
         self._queues: dict[str, str] = {}
 
     def __enter__(self) -> Self:
-        self._portal.call(self.storage.open())
+        self.call(self.storage.open())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
-        self._portal.call(self.storage.close())
+        self.call(self.storage.close())
         self._portal.close()
 
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Any other call of the storage: `bulk.call(bulk.storage.workers())`."""
+        return self._portal.call(coroutine)
+
     def info(self) -> StoreInfo:
-        return self._portal.call(self.storage.info())
+        return self.call(self.storage.info())
 
     # -- staged runs -------------------------------------------------------------------------------
 
@@ -85,9 +91,9 @@ class Bulk:
     def run(self, run_id: str) -> RunInfo | None:
         """A run as the store counts it; None if there is none of this id."""
         if run_id in self._queues:
-            return self._portal.call(self.storage.run(self._queues[run_id], run_id))
-        for queue in self._portal.call(self.storage.queues()):
-            found = self._portal.call(self.storage.run(queue, run_id))
+            return self.call(self.storage.run(self._queues[run_id], run_id))
+        for queue in self.call(self.storage.queues()):
+            found = self.call(self.storage.run(queue, run_id))
             if found is not None:
                 return found
         return None
@@ -127,12 +133,12 @@ class Bulk:
     # -- reading -----------------------------------------------------------------------------------
 
     def event_shards(self) -> list[Shard]:
-        return self._portal.call(self.storage.event_shards())
+        return self.call(self.storage.event_shards())
 
     def ranges(self, table: str, parts: int = 1) -> list[Range]:
         """About `parts` ranges of a table, which any process may `scan` on its own."""
         columns_of(table)
-        return self._portal.call(self.storage.ranges(table, parts))
+        return self.call(self.storage.ranges(table, parts))
 
     def scan(
         self, range: Range, columns: Sequence[str] | None = None, where: Sequence[Condition] = (), rows: int = BATCH
