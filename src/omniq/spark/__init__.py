@@ -12,6 +12,8 @@ from omniq.spark.extra import PACKAGES, missing
 
 if TYPE_CHECKING:
     from omniq.spark.causes import cause, unwrapped
+    from omniq.spark.enqueueing import EnqueueReport, enqueue
+    from omniq.spark.fanout import map_stream, map_tasks
     from omniq.spark.lake.build import build
     from omniq.spark.lake.checks import check
     from omniq.spark.lake.erasure import erase
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 # No module here may have the name of a function: importing it would put it in the function's place.
 _PLACES = {
     "omniq.spark.causes": "cause unwrapped",
+    "omniq.spark.enqueueing": "EnqueueReport enqueue",
+    "omniq.spark.fanout": "map_stream map_tasks",
     "omniq.spark.lake.build": "build",
     "omniq.spark.lake.checks": "check",
     "omniq.spark.lake.erasure": "erase",
@@ -57,15 +61,19 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "EnqueueReport",
     "Lake",
     "build",
     "cause",
     "check",
     "compact",
+    "enqueue",
     "erase",
     "expire",
     "ingest",
     "is_local",
+    "map_stream",
+    "map_tasks",
     "read",
     "read_stream",
     "report",

@@ -147,7 +147,7 @@ class Writer(DataSourceArrowWriter):
         with self.address.opened() as bulk:
             if self.options.visible == "on_commit":
                 self.open_run(bulk)
-            for tasks in chunks(iterator, self.options.rows, self.options.chunk_rows):
+            for tasks in chunks(iterator, self.options.rows, self.options.chunk_rows, strict=self.options.strict):
                 new, there = self._store(bulk, tasks)
                 written.new += new
                 written.there += there
@@ -178,13 +178,14 @@ class Writer(DataSourceArrowWriter):
                     return
 
 
-def chunks(batches: Iterator[pa.RecordBatch], rows: Rows, size: int) -> Iterator[list[Enqueue]]:
-    """The tasks of all rows, in pieces of `size`. A key that stands twice is taken once; `onConflict=error` compares."""
+def chunks(batches: Iterator[pa.RecordBatch], rows: Rows, size: int, *, strict: bool) -> Iterator[list[Enqueue]]:
+    """The tasks of all rows, in pieces of `size`. A key that stands twice in a piece is taken once; if `strict`, a body of its
+    own is refused."""
     waiting: dict[str, Enqueue] = {}
     for batch in batches:
         for task in rows.tasks(batch):
             first = waiting.setdefault(task.id, task)
-            if first.fingerprint != task.fingerprint:
+            if strict and first.fingerprint != task.fingerprint:
                 raise IdempotencyConflict(f"two rows that differ have the same key: {first.payload!r} and {task.payload!r}")
             if len(waiting) == size:
                 yield list(waiting.values())
