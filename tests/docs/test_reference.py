@@ -131,7 +131,7 @@ def test_every_command_and_option_has_words_and_an_example(docs: Path) -> None:
 
 
 def test_every_command_takes_a_store_and_every_reading_one_json() -> None:
-    without_store = {"omniq migrate", "omniq send"}
+    without_store = {"omniq migrate", "omniq send", "omniq spark doctor"}
     reading = {"tasks list", "tasks show", "dlq list", "queues", "groups", "result"}
     for path, command in cli_pages.commands():
         options = {option for p in command.params for option in p.opts}

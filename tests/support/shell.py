@@ -96,7 +96,7 @@ class Shell:
         given = ["--store", self.url] if store and "--store" not in words else []
         return [sys.executable, "-m", "omniq", *words, *given]
 
-    def __call__(self, *words: str, store: bool = True, input: str = "", **environment: str) -> Ended:
+    def __call__(self, *words: str, store: bool = True, input: str = "", within: float = 60, **environment: str) -> Ended:
         done = subprocess.run(
             self.command(*words, store=store),
             cwd=self.folder,
@@ -104,7 +104,7 @@ class Shell:
             input=input,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=within,
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 

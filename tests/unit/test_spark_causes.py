@@ -3,7 +3,7 @@
 import pytest
 
 from omniq.errors import Refused, SparkFailed, TaskNotFound
-from omniq.spark.causes import cause, unwrapped
+from omniq.spark.causes import cause, reported, unwrapped
 
 FRAMES = 'Traceback (most recent call last):\n  File "jobs.py", line 3, in f\n    raise it\n    ^^^^^^^^\n'
 STACK = "\n\tat org.apache.spark.api.Runner.run(Runner.scala:1)\nCaused by: java.io.IOException: gone\n\t... 3 more"
@@ -62,3 +62,31 @@ def test_the_error_of_spark_stays_reachable() -> None:
         raise error
     assert caught.value.__context__ is error
     assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (
+            "[NOT_FOUND] no `x`. Verify it. SQLSTATE: 42P01; line 1;\n'Project ['nope]\n+- 'Relation [x]",
+            SparkFailed,
+            None,
+        ),
+        (f"{FRAMES}ValueError: bad", SparkFailed, "ValueError: bad"),
+        (f"{FRAMES}omniq.errors.Refused: no", Refused, "no"),
+    ],
+)
+def test_a_command_says_one_sentence(text: str, kind: type[Exception], said: str | None) -> None:
+    with pytest.raises(kind) as caught, reported():
+        raise _of_spark(text)
+    assert str(caught.value) == (said or "[NOT_FOUND] no `x`. Verify it.")
+    with pytest.raises(kind) as again, reported(), unwrapped():
+        raise _of_spark(text)
+    assert str(again.value) == str(caught.value)
+
+
+def test_a_command_still_shows_a_fault_of_its_own() -> None:
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as caught, reported():
+        raise error
+    assert caught.value is error

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from omniq._version import __version__
-from omniq.cli import dlq, groups, tasks
+from omniq.cli import dlq, groups, spark, tasks
 from omniq.cli.bench import bench_command
 from omniq.cli.doctor import doctor_command
 from omniq.cli.enqueue import enqueue_command
@@ -69,6 +69,7 @@ app.command("migrate")(migrate_command)
 app.command("bench")(bench_command)
 app.command("serve")(serve_command)
 app.command("send")(send_command)
+app.add_typer(spark.app, name="spark")
 
 
 def main() -> None:

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from omniq.cli.exits import FAILED
-from omniq.cli.output import JsonOption, clean, print_json, print_line
+from omniq.cli.output import JsonOption
 from omniq.cli.stores import StoreOption, run
 
 
@@ -25,14 +24,6 @@ def doctor_command(
     Example: omniq doctor --repair
     """
     from omniq.cli.examination import examine
+    from omniq.cli.findings import report
 
-    findings = run(lambda: examine(store, repair))
-    if json:
-        print_json(findings)
-    else:
-        for finding in findings:
-            print_line(f"{finding.status:<9}{finding.check:<12}{clean(finding.message)}")
-            if finding.remedy:
-                print_line(f"{'':<21}{clean(finding.remedy)}")
-    if any(finding.status == "wrong" for finding in findings):
-        raise typer.Exit(FAILED)
+    report(run(lambda: examine(store, repair)), json)

@@ -7,10 +7,8 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Literal
 
-import msgspec
-
+from omniq.cli.findings import Finding
 from omniq.cli.output import count
 from omniq.cli.stores import must_exist, settings_and_url
 from omniq.cli.values import short
@@ -27,15 +25,6 @@ SILENT_US = 60_000_000
 LITTLE_ROOM = 200 * 1024**2
 MAX_LOOKED_AT = 20_000
 MAX_TOLD = 5
-
-
-class Finding(msgspec.Struct, kw_only=True):
-    """What one check says. `wrong` is a fault; `note` is only worth knowing."""
-
-    check: str
-    status: Literal["ok", "note", "wrong", "repaired"]
-    message: str
-    remedy: str = ""
 
 
 async def examine(store: str | None, repair: bool) -> list[Finding]:

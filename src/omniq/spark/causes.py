@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 import omniq.errors
-from omniq.errors import SparkFailed
+from omniq.errors import OmniQError, SparkFailed
 
 _TRACEBACK = "Traceback (most recent call last):\n"
 # Below the indented frames: the error's type, alone or before a colon and its text, which may have several lines.
@@ -24,7 +24,7 @@ def cause(exc: Exception) -> Exception:
     process that raised it is in its notes. What no Python code raised, such as a mistake in SQL, is the error itself, or a
     `SparkFailed` when its text goes on with Java's. What is no error of Spark's comes back as it is.
     """
-    if not type(exc).__module__.startswith(("pyspark.", "py4j.")):
+    if not _is_of_spark(exc):
         return exc
     said = str(exc)
     _, found, last = said.rpartition(_TRACEBACK)
@@ -57,3 +57,24 @@ def unwrapped() -> Generator[None, None, None]:
         if found is exc:
             raise
         raise found from None
+
+
+@contextmanager
+def reported() -> Generator[None, None, None]:
+    """The same for a command: whatever Spark or its processes raised is an `OmniQError` whose text is a sentence or two."""
+    try:
+        yield
+    except Exception as exc:
+        found = cause(exc)
+        if isinstance(found, OmniQError) or not (_is_of_spark(exc) or _is_of_spark(exc.__context__)):
+            raise found from None
+        text = _PLAN.split(str(found), maxsplit=1)[0].strip()
+        raise SparkFailed(text if _is_of_spark(found) else f"{type(found).__name__}: {text}") from None
+
+
+# Below a mistake in SQL: the statement, or the plan that Spark made of it.
+_PLAN = re.compile(r"[;\s]*(?:SQLSTATE: |\n== |\n[\s~'+-])")
+
+
+def _is_of_spark(exc: BaseException | None) -> bool:
+    return type(exc).__module__.startswith(("pyspark.", "py4j."))

@@ -42,18 +42,18 @@ def session(
     Raises `ConfigError` when the extra `spark` is not installed, or when there is no Java.
     """
     require_extra()
+    from pyspark import SparkContext
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
+    running = SparkSession.getActiveSession() or SparkContext._active_spark_context  # pyright: ignore[reportPrivateUsage]
+    if running is not None:
+        return SparkSession.builder.config(map={**(conf or {})}).getOrCreate()
     if remote := os.environ.get("SPARK_REMOTE"):
         raise ConfigError(
             f"SPARK_REMOTE={remote} asks for a session of Spark Connect, which omniq takes but does not start: "
             "pass SparkSession.builder.getOrCreate() instead, or unset the variable"
         )
-    if (running := SparkSession.getActiveSession()) is not None:
-        for name, value in (conf or {}).items():
-            running.conf.set(name, value)
-        return running
     chosen = settings(master, _folder(), conf=conf, fast_start=fast_start, app_name=app_name)
     with _environment({"JAVA_HOME": str(launcher(find_java(java))), **_python(master)}):
         started = SparkSession.builder.config(map={**chosen}).getOrCreate()

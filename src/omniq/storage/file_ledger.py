@@ -391,6 +391,9 @@ class FileLedger:
     def staged(self, run: Run, limit: int) -> list[Record]:
         return self._load_all(self.index.staged(run, limit))
 
+    def foresee(self, queue: str, tasks: Sequence[Enqueue]) -> None:
+        pass
+
     def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
         return False
 

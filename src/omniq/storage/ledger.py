@@ -143,6 +143,10 @@ class Ledger(Protocol):
         """Staged tasks that carry the run's id or that it claims."""
         ...
 
+    def foresee(self, queue: str, tasks: Sequence[Enqueue]) -> None:
+        """These will be looked for, by id and by key: a driver may fetch them in one go."""
+        ...
+
     def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
         """Insert a staged task that uses nothing beyond a call and a key, without making a record; False: not here."""
         ...

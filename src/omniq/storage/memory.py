@@ -315,6 +315,9 @@ class MemoryLedger:
                 break
         return found
 
+    def foresee(self, queue: str, tasks: Sequence[Enqueue]) -> None:
+        pass
+
     def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
         return False
 

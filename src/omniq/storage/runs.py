@@ -48,6 +48,7 @@ def stage(machine: Machine, op: Stage, now_us: int) -> Staged | Refused:
     if refusal is not None:
         return refusal
     assert run is not None
+    ledger.foresee(op.queue, op.tasks)
     new = 0
     for task in op.tasks:
         there = _there(ledger, task, now_us) if op.strict else None

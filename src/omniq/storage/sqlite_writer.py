@@ -51,7 +51,6 @@ class SQLiteWriter(Writer[Section]):
         self._held: dict[str, Record] = {}
         self._lock_fd = -1
         self._inode: tuple[int, int] | None = None
-        self.bell: Bell | None = None
         self.start()
 
     def drop_locks(self) -> None:
