@@ -12,12 +12,14 @@ from omniq.spark.extra import PACKAGES, missing
 
 if TYPE_CHECKING:
     from omniq.spark.causes import cause, unwrapped
+    from omniq.spark.draining import WorkerReport, run_worker
     from omniq.spark.reading import read, read_stream
     from omniq.spark.sessions import is_local, session
 
 # No module here may have the name of a function: importing it would put it in the function's place.
 _PLACES = {
     "omniq.spark.causes": "cause unwrapped",
+    "omniq.spark.draining": "WorkerReport run_worker",
     "omniq.spark.reading": "read read_stream",
     "omniq.spark.sessions": "is_local session",
 }
@@ -42,4 +44,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
 
 
-__all__ = ["cause", "is_local", "read", "read_stream", "session", "unwrapped"]
+__all__ = ["WorkerReport", "cause", "is_local", "read", "read_stream", "run_worker", "session", "unwrapped"]
