@@ -12,6 +12,7 @@ from omniq.spark.extra import PACKAGES, missing
 
 if TYPE_CHECKING:
     from omniq.spark.causes import cause, unwrapped
+    from omniq.spark.draining import WorkerReport, run_worker
     from omniq.spark.enqueueing import EnqueueReport, enqueue
     from omniq.spark.fanout import map_stream, map_tasks
     from omniq.spark.lake.build import build
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # No module here may have the name of a function: importing it would put it in the function's place.
 _PLACES = {
     "omniq.spark.causes": "cause unwrapped",
+    "omniq.spark.draining": "WorkerReport run_worker",
     "omniq.spark.enqueueing": "EnqueueReport enqueue",
     "omniq.spark.fanout": "map_stream map_tasks",
     "omniq.spark.lake.build": "build",
@@ -63,6 +65,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "EnqueueReport",
     "Lake",
+    "WorkerReport",
     "build",
     "cause",
     "check",
@@ -77,6 +80,7 @@ __all__ = [
     "read",
     "read_stream",
     "report",
+    "run_worker",
     "session",
     "unwrapped",
 ]
