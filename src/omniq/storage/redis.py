@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew
+from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew, StoreUnavailable
 from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
 from omniq.operations import (
     KEY_TTL_US,
@@ -155,9 +155,14 @@ class RedisStorage(BaseStorage):
             await self._register(transactions)
             return packed.read(await self._batches.send(self._key(transactions), packed.entries, now, repeat))
         await self._register(transactions)
-        plan = Plan(transactions, self._slot_of)
+        plan = Plan(transactions, self._slot_of, repeat)
         for key, part in plan.steps():
-            part.take(await self._script(key, part.entries, now, repeat))
+            try:
+                answers = await self._script(key, part.entries, now, repeat)
+            except StoreUnavailable as exc:
+                part.miss(exc)
+            else:
+                part.take(answers)
         return plan.answers
 
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
@@ -167,10 +172,14 @@ class RedisStorage(BaseStorage):
             packed = wire.Packed(transactions)
             reply = self._client.script_blocking(self._key(transactions), self._call(packed.entries, now, repeat))
             return packed.read(self._heard(reply))
-        plan = Plan(transactions, self._slot_of)
+        plan = Plan(transactions, self._slot_of, repeat)
         for key, part in plan.steps():
-            reply = self._client.script_blocking(key, self._call(part.entries, now, repeat))
-            part.take(self._heard(reply))
+            try:
+                reply = self._client.script_blocking(key, self._call(part.entries, now, repeat))
+            except StoreUnavailable as exc:
+                part.miss(exc)
+            else:
+                part.take(self._heard(reply))
         return plan.answers
 
     @staticmethod
@@ -287,13 +296,7 @@ class RedisStorage(BaseStorage):
     async def _now_ms(self, now_us: int | None) -> int:
         if now_us is not None:
             return wire.ms_down(now_us)
-        client = await self._opened()
-        if self._target.cluster:
-            node = client.of_loop().get_default_node()
-            seconds, micros = await client.of_loop().time(target_nodes=node)
-        else:
-            seconds, micros = await client.of_loop().time()
-        return int(seconds) * 1000 + int(micros) // 1000
+        return await (await self._opened()).time_ms()
 
     async def expired(
         self,
