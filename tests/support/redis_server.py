@@ -202,8 +202,8 @@ class Watched:
 
     def _replica_found(self) -> bool:
         with self.sentinel.client() as client:
-            (state,) = client.execute_command("SENTINEL", "MASTERS")
-        return int(state["num-slaves"]) == 1
+            (state,) = client.sentinel_masters().values()
+        return state["num-slaves"] == 1
 
     def stop(self) -> None:
         for server in (self.sentinel, self.replica, self.master):

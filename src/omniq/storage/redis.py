@@ -117,7 +117,7 @@ class RedisStorage(BaseStorage):
     async def _durability(self) -> str:
         """What the server's configuration promises; servers that do not tell are taken to survive a killed process."""
         try:
-            found = await self._client.of_loop().config_get("append*")
+            found = await self._client.configuration("append*")
         except Exception as exc:
             if isinstance(exc, DriverClosed):
                 raise

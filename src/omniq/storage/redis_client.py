@@ -108,12 +108,16 @@ class Target:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every connection gets."""
+        """What every connection gets.
+
+        No timeout for asyncio's: `Client` has its own around each call. That of the library starts a task for every call,
+        and before Python 3.12 it swallows a cancellation that comes just when the call was sent.
+        """
         options: dict[str, Any] = {
             "username": self.username,
             "password": self.password,
             "socket_connect_timeout": CONNECT_S,
-            "socket_timeout": ANSWER_S,
+            "socket_timeout": None,
             "socket_keepalive": True,
             "protocol": 2,
         }
@@ -190,7 +194,8 @@ class Client:
         return redis.asyncio.Redis(host=host, port=port, retry=AsyncRetry(NoBackoff(), _RESENDS), **self.target.options)
 
     def _server(self, host: str, port: int, **more: Any) -> Any:
-        return redis.Redis(host=host, port=port, retry=Retry(NoBackoff(), _RESENDS), **{**self.target.options, **more})
+        options: dict[str, Any] = {**self.target.options, "socket_timeout": ANSWER_S, **more}
+        return redis.Redis(host=host, port=port, retry=Retry(NoBackoff(), _RESENDS), **options)
 
     def _make_async(self) -> Any:
         target, retry = self.target, AsyncRetry(NoBackoff(), _RESENDS)
@@ -205,7 +210,7 @@ class Client:
     def make_blocking(self, **more: Any) -> Any:
         """A blocking client of its own."""
         target, retry = self.target, Retry(NoBackoff(), _RESENDS)
-        options = {**target.options, **more}
+        options: dict[str, Any] = {**target.options, "socket_timeout": ANSWER_S, **more}
         if target.cluster:
             nodes = [ClusterNode(host, port) for host, port in target.hosts]
             return redis.RedisCluster(startup_nodes=nodes, retry=retry, **options)
@@ -239,7 +244,8 @@ class Client:
 
     async def _on_connection(self, pool: Any, key: str, call: bytes, asking: bool = False) -> Any:
         try:
-            connection = await pool.get_connection()
+            async with asyncio.timeout(ANSWER_S):
+                connection = await pool.get_connection()
         except _LOST as exc:
             raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
 
@@ -251,10 +257,11 @@ class Client:
             return await connection.read_response()
 
         try:
-            try:
-                return await ask("EVALSHA", SHA, 1, key, call)
-            except NoScriptError:
-                return await ask("EVAL", SCRIPT, 1, key, call)
+            async with asyncio.timeout(ANSWER_S):
+                try:
+                    return await ask("EVALSHA", SHA, 1, key, call)
+                except NoScriptError:
+                    return await ask("EVAL", SCRIPT, 1, key, call)
         except _LOST as exc:
             await connection.disconnect(nowait=True)
             raise self._unanswered(exc) from exc
@@ -318,6 +325,11 @@ class Client:
         async with self._looking() as client:
             return await client.execute_command(*command)
 
+    async def configuration(self, names: str) -> dict[Any, Any]:
+        """What the server tells of its settings, or one of the nodes of a cluster."""
+        async with self._looking() as client:
+            return await client.config_get(names)
+
     async def time_ms(self) -> int:
         """The clock of the server; of a cluster, that of one of its nodes."""
         async with self._looking() as client:
@@ -330,7 +342,8 @@ class Client:
         """The client of the loop; its failures in our words."""
         nodes = self.nodes_of_loop() if self.target.cluster else None
         try:
-            yield await nodes.ready() if nodes is not None else self.of_loop()
+            async with asyncio.timeout(ANSWER_S):
+                yield await nodes.ready() if nodes is not None else self.of_loop()
         except (*_LOST, RedisClusterException) as exc:
             if nodes is not None:
                 nodes.stale = True
