@@ -167,6 +167,10 @@ class RedisStorage(BaseStorage):
 
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         self._check_open()
+        new = self._new_queues(transactions)
+        if new:
+            self._client.command_blocking("SADD", QUEUES, *new)
+            self._known |= new
         now = None if now_us is None else wire.ms_down(now_us)
         if not self._target.cluster:
             packed = wire.Packed(transactions)
@@ -212,7 +216,10 @@ class RedisStorage(BaseStorage):
         return answers
 
     async def _register(self, transactions: Sequence[Transaction]) -> None:
-        """Put queues on the store's list before their first use, also those that only other clients feed."""
+        await self._list(self._new_queues(transactions))
+
+    def _new_queues(self, transactions: Sequence[Transaction]) -> set[str]:
+        """Queues to put on the store's list before their first use, also those that only other clients feed."""
         names: set[str] = set()
         for transaction in transactions:
             for op in transaction:
@@ -220,7 +227,7 @@ class RedisStorage(BaseStorage):
                     names.add(op.queue)
                 elif isinstance(op, Reserve):
                     names.update(op.queues)
-        await self._list(names)
+        return names - self._known
 
     async def _list(self, names: Iterable[str]) -> None:
         new = set(names) - self._known

@@ -309,6 +309,16 @@ class Client:
         finally:
             pool.release(connection)
 
+    def command_blocking(self, *command: Any) -> Any:
+        """From a thread. Like `command`, for what may be done twice."""
+        try:
+            client: Any = self.of_threads()
+            return client.execute_command(*command)
+        except (*_LOST, RedisClusterException) as exc:
+            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+        except RedisError as exc:
+            raise self.translate(exc) from exc
+
     # -- reading -----------------------------------------------------------------------------------
 
     async def pipeline(self, commands: Sequence[Command]) -> list[Any]:

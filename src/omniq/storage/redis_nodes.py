@@ -74,11 +74,17 @@ class Nodes:
         self._pools: dict[Place, Any] = {}
         self.stale = False
 
-    def call(self, key: str, send: Callable[[Any, bool], Any]) -> Any:
+    def ready(self) -> Any:
         if self.stale:
             self._client.nodes_manager.initialize()
             self.stale = False
-        node = self._client.get_node_from_key(key)
+        return self._client
+
+    def execute_command(self, *command: Any) -> Any:
+        return self.ready().execute_command(*command)
+
+    def call(self, key: str, send: Callable[[Any, bool], Any]) -> Any:
+        node = self.ready().get_node_from_key(key)
         place, asking = (str(node.host), int(node.port)), False
         for _ in range(REDIRECTS):
             try:
