@@ -97,7 +97,7 @@ class Guest:
 
     def _run(self, what: str) -> Stopwatch:
         script = str(Path(__file__).parent / "guest.py")
-        command = [self._python, script, str(self._server.port), what, str(self._jobs), str(len(PAYLOAD))]
+        command = [self._python, "-E", script, str(self._server.port), what, str(self._jobs), str(len(PAYLOAD))]
         watch = Stopwatch(self._jobs)
         watch.seconds = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         return watch

@@ -41,7 +41,7 @@ class Theirs:
     """The published client in a process of its own."""
 
     def __init__(self, python: str, port: int) -> None:
-        command = [python, str(SUPPORT / "guest_side.py"), str(port)]
+        command = [python, "-E", str(SUPPORT / "guest_side.py"), str(port)]  # -E: our own package is not on its path
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -268,7 +268,7 @@ def test_both_consume_one_queue_while_their_processes_are_killed(
     log = tmp_path / "ran"
     log.touch()
     commands = [
-        [guest_python, str(SUPPORT / "guest_side.py"), str(redis_server.port), QUEUE, str(log)],
+        [guest_python, "-E", str(SUPPORT / "guest_side.py"), str(redis_server.port), QUEUE, str(log)],
         [sys.executable, str(SUPPORT / "own_side.py"), redis_url, QUEUE, str(log)],
     ]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -135,22 +136,15 @@ class Cluster:
                 client.execute_command("CONFIG", "SET", "cluster-announce-ip", "127.0.0.1")
                 for other in every:
                     client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
-        self._wait(lambda: all(self._ready(node) for node in every), "the cluster did not form")
+        _wait(lambda: all(self._ready(node) for node in every), "the cluster did not form")
         for master, replica in zip(self.nodes, self.replicas, strict=False):
             with master.client() as client:
                 id = client.execute_command("CLUSTER", "MYID")
             with replica.client() as client:
                 client.execute_command("CLUSTER", "REPLICATE", id)
-        self._wait(lambda: all(_replicates(replica) for replica in self.replicas), "the replicas did not come up")
-        self._wait(lambda: all(_replica_known(node, len(self.replicas)) for node in every), "the replicas are not known")
+        _wait(lambda: all(_replicates(replica) for replica in self.replicas), "the replicas did not come up")
+        _wait(lambda: all(_replica_known(node, len(self.replicas)) for node in every), "the replicas are not known")
         return self
-
-    @staticmethod
-    def _wait(condition: Callable[[], bool], otherwise: str) -> None:
-        deadline = time.monotonic() + START_S
-        while not condition():
-            assert time.monotonic() < deadline, otherwise
-            time.sleep(0.05)
 
     def _ready(self, node: Server) -> bool:
         with node.client() as client:
@@ -179,7 +173,7 @@ class Watched:
 
     def __init__(self, folder: Path, **options: str) -> None:
         self.master = Server(folder / "master", **options)
-        self.replica = Server(folder / "replica", replicaof=f"127.0.0.1 {self.master.port}", **options)
+        self.replica = Server(folder / "replica", **options)
         config = folder / "sentinel.conf"
         config.write_text(
             f"sentinel monitor {self.NAME} 127.0.0.1 {self.master.port} 1\n"
@@ -194,10 +188,11 @@ class Watched:
 
     def start(self) -> "Watched":
         self.master.start()
-        self.replica.start()
-        Cluster._wait(lambda: _replicates(self.replica), "the replica did not come up")
+        with self.replica.start().client() as client:
+            client.replicaof("127.0.0.1", self.master.port)
+        _wait(lambda: _replicates(self.replica), "the replica did not come up")
         self.sentinel.start()
-        Cluster._wait(self._replica_found, "the sentinel did not find the replica")
+        _wait(self._replica_found, "the sentinel did not find the replica")
         return self
 
     def _replica_found(self) -> bool:
@@ -208,6 +203,13 @@ class Watched:
     def stop(self) -> None:
         for server in (self.sentinel, self.replica, self.master):
             server.stop()
+
+
+def _wait(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + START_S
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.05)
 
 
 def _replicates(replica: Server) -> bool:
@@ -228,8 +230,17 @@ def _known(state: object) -> str:
 
 
 def _bus_port() -> int:
-    """A port whose cluster bus, 10,000 above it, exists too."""
+    """A port whose cluster bus, 10,000 above it, is free too. Both are below those that connections of others are given."""
     while True:
-        port = free_port()
-        if port < 55_000:
+        port = random.SystemRandom().randrange(12_000, 22_000)
+        if _is_free(port) and _is_free(port + 10_000):
             return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

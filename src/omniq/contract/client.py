@@ -140,7 +140,10 @@ class AsyncContractClient:
             gid=gid,
             group_limit=group_limit,
         )
-        outcome = cast(Enqueued, await self._one(self._due_now(op)))
+        (answer,), _ = await self._send([(self._due_now(op),)])
+        if isinstance(answer, Refused):
+            raise answer
+        outcome = cast(Enqueued, answer[0])
         if outcome.existed:
             await self._check_queue_of(op)
         return outcome.id
@@ -371,10 +374,10 @@ class AsyncContractClient:
         if not transactions:
             return [], False
         unknown: OutcomeUnknown | None = None
-        again = not any(isinstance(op, Extend) for t in transactions for op in t)  # a beat may simply be sent twice
         for pause in (*REPEATS_S, None):
             try:
-                return await self._apply(transactions, at, unknown is not None and again), unknown is not None
+                again = unknown is not None and not any(isinstance(op, Extend) for t in transactions for op in t)
+                return await self._apply(transactions, at, again), unknown is not None  # a beat may simply be sent twice
             except OutcomeUnknown as exc:
                 unknown = exc
             except StoreUnavailable:

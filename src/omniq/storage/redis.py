@@ -40,6 +40,7 @@ from omniq.storage.liveness import WorkerLocks, host_locks
 from omniq.storage.redis_batches import Batches
 from omniq.storage.redis_find import find_tasks
 from omniq.storage.redis_plan import STORE, Plan
+from omniq.storage.redis_publish import publish_answer, publish_call
 from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
 from omniq.storage.redis_wake import Listener
 from omniq.storage.redis_wire import Command
@@ -172,6 +173,12 @@ class RedisStorage(BaseStorage):
             self._client.command_blocking("SADD", QUEUES, *new)
             self._known |= new
         now = None if now_us is None else wire.ms_down(now_us)
+        if len(transactions) == 1:
+            flags = ("e" if self.events_on else "") + ("c" if self._target.cluster else "") + ("a" if repeat else "")
+            call = publish_call(transactions[0], now, flags)
+            if call is not None:
+                reply = self._client.script_blocking(self._key(transactions), *call)
+                return [publish_answer(transactions[0], self._heard(reply))]
         if not self._target.cluster:
             packed = wire.Packed(transactions)
             reply = self._client.script_blocking(self._key(transactions), self._call(packed.entries, now, repeat))

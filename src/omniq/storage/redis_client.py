@@ -68,7 +68,7 @@ def load_script() -> str:
         return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in parts)
 
     wrapped = [f"LOAD.{name} = function()\n{read(*parts)}\nend" for name, parts in _ON_DEMAND.items()]
-    parts = [read("keys"), read("tasks"), "\n".join([read(*_ALWAYS), "local LOAD = {}", *wrapped, read("main")])]
+    parts = [read("publish", "keys"), read("tasks"), "\n".join([read(*_ALWAYS), "local LOAD = {}", *wrapped, read("main")])]
     return "\nreturn (function()\n".join(parts) + "\nend)()" * (len(parts) - 1)
 
 
@@ -155,12 +155,13 @@ class Client:
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
         self._nodes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncNodes] = weakref.WeakKeyDictionary()
         self._threads: Any = None
+        self._spare: dict[Any, list[Any]] = {}
 
     # -- clients -----------------------------------------------------------------------------------
 
     def _forked(self) -> None:
         if self._pid != os.getpid():  # a child must not share its parent's sockets
-            self._pid, self._threads, self._lock = os.getpid(), None, threading.Lock()
+            self._pid, self._threads, self._lock, self._spare = os.getpid(), None, threading.Lock(), {}
             self._loops, self._nodes = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
 
     def of_loop(self) -> Any:
@@ -228,6 +229,7 @@ class Client:
             await self._loops[current].aclose()
         self._loops, self._nodes = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
         if self._threads is not None:
+            self._spare = {}  # the pool closes also what it has lent
             await asyncio.to_thread(self._threads.close)
             self._threads = None
 
@@ -272,7 +274,7 @@ class Client:
         finally:
             await pool.release(connection)
 
-    def script_blocking(self, key: str, call: bytes) -> Any:
+    def script_blocking(self, key: str, *call: Any) -> Any:
         try:
             client = self.of_threads()
             if not isinstance(client, Nodes):
@@ -281,9 +283,9 @@ class Client:
         except _FAILED as exc:
             raise self.translate(exc) from exc
 
-    def _on_blocking_connection(self, pool: Any, key: str, call: bytes, asking: bool = False) -> Any:
+    def _on_blocking_connection(self, pool: Any, key: str, call: Sequence[Any], asking: bool = False) -> Any:
         try:
-            connection = pool.get_connection()
+            connection = self._take(pool)
         except _LOST as exc:
             raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
 
@@ -296,9 +298,9 @@ class Client:
 
         try:
             try:
-                return ask("EVALSHA", SHA, 1, key, call)
+                return ask("EVALSHA", SHA, 1, key, *call)
             except NoScriptError:
-                return ask("EVAL", SCRIPT, 1, key, call)
+                return ask("EVAL", SCRIPT, 1, key, *call)
         except _LOST as exc:
             connection.disconnect()
             raise self._unanswered(exc) from exc
@@ -307,7 +309,28 @@ class Client:
                 connection.disconnect()
             raise
         finally:
+            self._give_back(pool, connection)
+
+    def _take(self, pool: Any) -> Any:
+        """A connection that threads used before. The pool's own bookkeeping costs as much as sending a call."""
+        spare = self._spare.get(pool)
+        while spare:
+            try:
+                connection = spare.pop()
+            except IndexError:  # another thread was faster
+                break
+            with contextlib.suppress(*_LOST):
+                if not connection.can_read():
+                    return connection
+            connection.disconnect()
             pool.release(connection)
+        return pool.get_connection()
+
+    def _give_back(self, pool: Any, connection: Any) -> None:
+        if self.target.sentinel:  # its pool has to hear of another master
+            pool.release(connection)
+        else:
+            self._spare.setdefault(pool, []).append(connection)
 
     def command_blocking(self, *command: Any) -> Any:
         """From a thread. Like `command`, for what may be done twice."""
