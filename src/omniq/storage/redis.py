@@ -374,8 +374,17 @@ class RedisStorage(BaseStorage):
         return gone
 
     async def check(self, repair: bool = False) -> list[str]:
+        """Also of queues and groups that only other clients use: their keys tell."""
+        client = await self._opened()
+        groups: dict[str, set[str]] = {key[1:-7]: set() for key in await client.keys("{*}:stats")}
+        for key in await client.keys("{*}:g:*"):
+            queue, _, rest = key[1:].partition("}:g:")
+            groups.setdefault(queue, set()).add(rest.rpartition(":")[0])
+        await self._list([name for name in groups if _is_queue(name)])
         names = await self._names()
-        found = await self._upkeep(names, None, "check", repair=repair)
+        found: list[Any] = []
+        for name in names:
+            found += await self._upkeep([name], None, "check", repair=repair, groups=sorted(groups.get(name, ())))
         return [f"queue {q!r}: {_text(line)}" for q, lines in zip(names, found, strict=True) for line in lines]
 
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
@@ -579,6 +588,14 @@ class RedisStorage(BaseStorage):
         await self._opened()
         await self._list([queue])
         await self._upkeep([queue], None, "limit", group=group, limit=limit)
+
+
+def _is_queue(name: str) -> bool:
+    try:
+        check_queue(name)
+    except Invalid:
+        return False
+    return True
 
 
 def _record(queue: str, fields: records.Hash) -> Record | None:

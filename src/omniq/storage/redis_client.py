@@ -29,6 +29,7 @@ from redis.crc import key_slot
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     RedisClusterException,
@@ -362,6 +363,17 @@ class Client:
         """What the server tells of its settings, or one of the nodes of a cluster."""
         async with self._looking() as client:
             return await client.config_get(names)
+
+    async def keys(self, pattern: str) -> list[str]:
+        """The keys of the whole store that look like this; none if we may not look."""
+        target = {"target_nodes": redis.RedisCluster.PRIMARIES} if self.target.cluster else {}
+        try:
+            async with self._looking() as client:
+                return [key.decode("utf-8", "replace") async for key in client.scan_iter(pattern, count=1000, **target)]
+        except StoreUnavailable as exc:
+            if not isinstance(exc.__cause__, NoPermissionError):
+                raise
+            return []
 
     async def time_ms(self) -> int:
         """The clock of the server; of a cluster, that of one of its nodes."""
