@@ -252,16 +252,14 @@ def _timeout(value: int | str | UnsetType | None) -> int | UnsetType:
     return parse_duration(value) if isinstance(value, str) else value
 
 
-def _needs_id(kind: type[C]) -> Callable[[bytes], C]:
+def _needs_id(kind: type[C], finish: Callable[[C], None] | None = None) -> Callable[[bytes], C]:
     decode = _decoder(kind)
 
     def parse_body(body: bytes) -> C:
         try:
             command = decode(body)
-            if isinstance(command, Ack) and command.result is not UNSET:
-                command.result = _compact(command.result)
-            if isinstance(command, Result) and command.timeout is not None:
-                command.timeout = cast(int, _timeout(command.timeout))
+            if finish is not None:
+                finish(command)
         except (*_MALFORMED, Invalid) as exc:
             raise ProtocolError(f"unmarshal payload: {_decoder_text(exc)}") from None
         if not getattr(command, "id", None):
@@ -269,6 +267,16 @@ def _needs_id(kind: type[C]) -> Callable[[bytes], C]:
         return command
 
     return parse_body
+
+
+def _compact_result(ack: Ack) -> None:
+    if ack.result is not UNSET:
+        ack.result = _compact(ack.result)
+
+
+def _read_timeout(result: Result) -> None:
+    if result.timeout is not None:
+        result.timeout = cast(int, _timeout(result.timeout))
 
 
 def _parse_auth(body: bytes) -> Auth:
@@ -285,7 +293,7 @@ def _decoder_text(exc: BaseException) -> str:
 _PARSERS: dict[bytes, Callable[[bytes], Command]] = {
     b"PUSH": _parse_push,
     b"FETCH": _parse_fetch,
-    b"ACK": _needs_id(Ack),
+    b"ACK": _needs_id(Ack, _compact_result),
     b"NACK": _needs_id(Nack),
     b"PING": _ignoring(Ping()),
     b"INFO": _ignoring(Info()),
@@ -293,7 +301,7 @@ _PARSERS: dict[bytes, Callable[[bytes], Command]] = {
     b"ATOMIC": _ignoring(Atomic()),
     b"EXTEND": _needs_id(Extend),
     b"CANCEL": _needs_id(Cancel),
-    b"RESULT": _needs_id(Result),
+    b"RESULT": _needs_id(Result, _read_timeout),
     b"AUTH": _parse_auth,
 }
 
@@ -357,14 +365,12 @@ def committed(ids: list[int | str]) -> bytes:
 
 def task(number: int, queue: str, name: str, payload: bytes | None, failures: int) -> bytes:
     """The object that FETCH answers with."""
-    parts = [b'{"id":%d,"queue":"%b","name":%b' % (number, queue.encode(), _name(name))]
-    if payload is not None:
-        parts.append(b',"payload":')
-        parts.append(payload)
+    place = _places.get((queue, name)) or _place(queue, name)
+    if payload is None:
+        return b'{"id":%d,%b%b}' % (number, place, b',"failures":%d' % failures if failures else b"")
     if failures:
-        parts.append(b',"failures":%d' % failures)
-    parts.append(b"}")
-    return b"".join(parts)
+        return b'{"id":%d,%b,"payload":%b,"failures":%d}' % (number, place, payload, failures)
+    return b'{"id":%d,%b,"payload":%b}' % (number, place, payload)
 
 
 def fetched(one: bytes) -> bytes:
@@ -385,13 +391,11 @@ def on_one_line(payload: bytes) -> bytes:
 
 
 _json = msgspec.json.Encoder().encode
-_names: dict[str, bytes] = {}
+_places: dict[tuple[str, str], bytes] = {}
 
 
-def _name(name: str) -> bytes:
-    known = _names.get(name)
-    if known is None:
-        known = _json(name)
-        if len(_names) < 10_000:
-            _names[name] = known
-    return known
+def _place(queue: str, name: str) -> bytes:
+    made = b'"queue":"%b","name":%b' % (queue.encode(), _json(name))
+    if len(_places) < 10_000:
+        _places[queue, name] = made
+    return made
