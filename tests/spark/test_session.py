@@ -1,7 +1,7 @@
 """The session that omniq starts: its settings, where it keeps things, and how errors come out of it."""
 
+import configparser
 import os
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +90,7 @@ def _name_two_lines(_: Any) -> Any:
 
 
 def _raise_foreign(_: Any) -> Any:
-    raise re.error("bad pattern")
+    raise configparser.Error("bad pattern")
 
 
 def _batches(rows: "Iterator[Any]", fail: Any) -> "Iterator[Any]":
@@ -103,7 +103,7 @@ def _batches(rows: "Iterator[Any]", fail: Any) -> "Iterator[Any]":
     [
         (_refuse, IdempotencyConflict, "the key k1: was used"),
         (_name_two_lines, ValueError, "first: line\nsecond line"),
-        (_raise_foreign, SparkFailed, "re.error: bad pattern"),
+        (_raise_foreign, SparkFailed, "configparser.Error: bad pattern"),
     ],
 )
 def test_an_error_on_an_executor_comes_out_as_the_python_error(
