@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from omniq.spark.causes import cause, unwrapped
     from omniq.spark.enqueueing import EnqueueReport, enqueue
     from omniq.spark.fanout import map_stream, map_tasks
+    from omniq.spark.replaying import ReplayReport, replay
     from omniq.spark.sessions import is_local, session
 
 # No module here may have the name of a function: importing it would put it in the function's place.
@@ -21,6 +22,7 @@ _PLACES = {
     "omniq.spark.causes": "cause unwrapped",
     "omniq.spark.enqueueing": "EnqueueReport enqueue",
     "omniq.spark.fanout": "map_stream map_tasks",
+    "omniq.spark.replaying": "ReplayReport replay",
     "omniq.spark.sessions": "is_local session",
 }
 _HOME = {name: module for module, names in _PLACES.items() for name in names.split()}
@@ -44,4 +46,15 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
 
 
-__all__ = ["EnqueueReport", "cause", "enqueue", "is_local", "map_stream", "map_tasks", "session", "unwrapped"]
+__all__ = [
+    "EnqueueReport",
+    "ReplayReport",
+    "cause",
+    "enqueue",
+    "is_local",
+    "map_stream",
+    "map_tasks",
+    "replay",
+    "session",
+    "unwrapped",
+]
