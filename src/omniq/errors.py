@@ -18,6 +18,8 @@
     │   ├── ConnectionLost       no connection, or it broke; what was sent may have been carried out
     │   └── ErrorReply           the server answered ERR
     │       └── TaskNotAcquired  AuthenticationFailed  LimitReached  ServerStopping
+    ├── LakeError                no lake there, one that is in use, or one that is too new or damaged
+    │   └── CheckFailed          what the lake holds does not add up; nothing was published
     ├── SparkFailed              from `omniq.spark`: Spark, or code that it ran, failed
     ├── NotEnded                 tasks that were waited for have not ended in time
     ├── TasksFailed              tasks that were waited for FAILED or were CANCELLED
@@ -166,6 +168,14 @@ class LimitReached(ErrorReply):
 
 class ServerStopping(ErrorReply):
     """The server is shutting down; connect again later, or to another one."""
+
+
+class LakeError(OmniQError):
+    """There is no lake, or it is in use, too new or damaged."""
+
+
+class CheckFailed(LakeError):
+    """What the lake holds does not add up; a build that finds it publishes nothing."""
 
 
 class SparkFailed(OmniQError):

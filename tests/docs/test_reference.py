@@ -14,10 +14,12 @@ import omniq.contract
 import omniq.errors
 import omniq.operations
 import omniq.server
+import omniq.spark
 import omniq.testing
 from omniq import config, models
 from omniq.client.wire import PushOptions
 from omniq.server import ServeOptions, atomic, looking, metrics, protocol, server, session
+from omniq.spark.settings import EVERYWHERE, settings
 from omniq.storage import file_folder, file_index, file_journal, file_ledger, file_lines, file_opening, ledger, sqlite_schema
 from omniq.storage.base import BaseStorage
 from omniq.tasks import Options
@@ -255,3 +257,13 @@ def test_the_contract_names_every_operation_field_and_call(docs: Path) -> None:
 def test_the_driver_guide_lists_what_must_be_implemented(docs: Path) -> None:
     listed = section(docs / "how-to/write-a-driver.md", "## What to implement")
     assert missing(BaseStorage.__abstractmethods__, listed) == []
+
+
+def test_every_setting_of_a_spark_session_is_in_the_reference(docs: Path) -> None:
+    page = docs / "reference/spark-session.md"
+    rows = dict(re.findall(r"^\| \**`(spark\.[\w.]+)`.*? \| `?([\w./-]+)", page.read_text(), re.MULTILINE))
+    assert {name: rows.get(name) for name in EVERYWHERE} == EVERYWHERE
+    named = {name for name in settings("local[2]", Path("/tmp")) if name not in ("spark.master", "spark.app.name")}
+    assert missing(sorted(named), code(page)) == []
+    assert missing(inspect.signature(omniq.spark.session).parameters, section(page, "## `session`")) == []
+    assert missing(["cause", "is_local", "unwrapped"], code(page)) == []

@@ -17,7 +17,8 @@ START_S = 300.0
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever test comes first waits for the start, which takes long on a busy machine."""
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
+        quick = not (item.get_closest_marker("slow") or item.get_closest_marker("timeout"))
+        if quick and item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(START_S))
 
 

@@ -4,14 +4,15 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.spark_server import connect_server
 
 import omniq.spark
-from omniq.errors import IdempotencyConflict, SparkFailed
-from omniq.spark.java import find_java, launcher
+from omniq.errors import ConfigError, IdempotencyConflict, SparkFailed
 from omniq.spark.settings import EVERYWHERE, LOOPBACK
 
 if TYPE_CHECKING:
@@ -48,6 +49,18 @@ def test_a_second_call_returns_the_running_session_with_what_was_asked_of_sql(sp
         assert spark.conf.get(name) == "3"
     finally:
         spark.conf.set(name, str(before))
+
+
+def test_a_setting_that_cannot_change_any_more_is_refused(spark: "SparkSession") -> None:
+    assert omniq.spark.session(conf={"spark.driver.memory": "2g"}) is spark
+    with pytest.raises(ConfigError, match=r"^spark\.driver\.memory cannot change while a session runs: stop\(\)"):
+        omniq.spark.session(conf={"spark.driver.memory": "3g"})
+
+
+def test_another_thread_finds_the_running_session(spark: "SparkSession") -> None:
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(omniq.spark.session).result()
+    assert found.sparkContext is spark.sparkContext
 
 
 def test_spark_keeps_its_files_in_its_own_folder(
@@ -166,21 +179,17 @@ except omniq.ConfigError as exc:
 
 
 CONNECT = """
-import socket
+import sys
 from pyspark.sql import SparkSession
-from omniq.errors import Refused
 import omniq.spark
+from omniq.errors import Refused
 from omniq.spark.executors import look_around
 from omniq.spark.sessions import is_connect
 
 def fail(rows):
     raise Refused("no")
 
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-place = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
-spark = SparkSession.builder.config(map={**place, "spark.ui.enabled": "false"}).remote("local[2]").getOrCreate()
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
 print(is_connect(spark), omniq.spark.is_local(spark), omniq.spark.session() is spark)
 print(look_around(spark).differences)
 try:
@@ -194,10 +203,7 @@ spark.stop()
 
 @pytest.mark.slow
 def test_a_session_of_connect_is_taken_like_any_other(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(CONNECT)
-    environment = {**os.environ, "JAVA_HOME": str(launcher(find_java())), "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    with connect_server(tmp_path) as url:
+        done = subprocess.run([sys.executable, "-c", CONNECT, url], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["True True True", "[]", "refused: no"]

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from omniq.spark.causes import cause, unwrapped
     from omniq.spark.enqueueing import EnqueueReport, enqueue
     from omniq.spark.fanout import map_stream, map_tasks
+    from omniq.spark.lake.build import build
+    from omniq.spark.lake.checks import check
+    from omniq.spark.lake.erasure import erase
+    from omniq.spark.lake.ingest import ingest
+    from omniq.spark.lake.layout import Lake
+    from omniq.spark.lake.reporting import report
+    from omniq.spark.lake.upkeep import compact, expire
+    from omniq.spark.reading import read, read_stream
     from omniq.spark.replaying import ReplayReport, replay
     from omniq.spark.sessions import is_local, session
 
@@ -22,6 +30,14 @@ _PLACES = {
     "omniq.spark.causes": "cause unwrapped",
     "omniq.spark.enqueueing": "EnqueueReport enqueue",
     "omniq.spark.fanout": "map_stream map_tasks",
+    "omniq.spark.lake.build": "build",
+    "omniq.spark.lake.checks": "check",
+    "omniq.spark.lake.erasure": "erase",
+    "omniq.spark.lake.ingest": "ingest",
+    "omniq.spark.lake.layout": "Lake",
+    "omniq.spark.lake.reporting": "report",
+    "omniq.spark.lake.upkeep": "compact expire",
+    "omniq.spark.reading": "read read_stream",
     "omniq.spark.replaying": "ReplayReport replay",
     "omniq.spark.sessions": "is_local session",
 }
@@ -48,13 +64,23 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "EnqueueReport",
+    "Lake",
     "ReplayReport",
+    "build",
     "cause",
+    "check",
+    "compact",
     "enqueue",
+    "erase",
+    "expire",
+    "ingest",
     "is_local",
     "map_stream",
     "map_tasks",
+    "read",
+    "read_stream",
     "replay",
+    "report",
     "session",
     "unwrapped",
 ]

@@ -65,21 +65,20 @@ class Plan:
     def _reserve(self, n: int, op: Reserve) -> Iterable[tuple[str, Part]]:
         whole = Reserved(tasks=[])
         for queue in op.queues:
-            left = op.limit - len(whole.tasks)
-            part = msgspec.structs.replace(op, queues=(queue,), limit=max(left, 1))
+            left = op.limit - len(whole.tasks)  # with nothing left a queue still tells of its pause and its next moment
+            part = msgspec.structs.replace(op, queues=(queue,), limit=left)
             got: list[Reserved] = []
 
             def take(answers: list[Any], got: list[Reserved] = got) -> None:
                 got += answers[0]
 
-            if left > 0:
-                yield f"{{{queue}}}:meta", Part([(part,)], take)
-                moments = [m for m in (whole.next_at_us, got[0].next_at_us) if m is not None]
-                whole = Reserved(
-                    tasks=whole.tasks + got[0].tasks,
-                    paused=whole.paused + got[0].paused,
-                    next_at_us=min(moments, default=None),
-                )
+            yield f"{{{queue}}}:meta", Part([(part,)], take)
+            moments = [m for m in (whole.next_at_us, got[0].next_at_us) if m is not None]
+            whole = Reserved(
+                tasks=whole.tasks + got[0].tasks,
+                paused=whole.paused + got[0].paused,
+                next_at_us=min(moments, default=None),
+            )
         self.answers[n] = [whole]
 
 

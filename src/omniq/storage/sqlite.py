@@ -7,7 +7,7 @@ own, so that looking never waits for writing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,10 +31,13 @@ from omniq.operations import (
 )
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.local import DUE_CAP, Durability, LocalStorage
+from omniq.storage.scanning import Range
 from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RUN, record_of, result_of_row, run_of
+from omniq.storage.sqlite_scan import SOURCES, scan
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
 from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, translate
+from omniq.storage.tables import Columns, Condition
 from omniq.storage.url import local_options, sqlite_path, sqlite_url
 
 Row = tuple[Any, ...]
@@ -297,6 +300,11 @@ class SQLiteStorage(LocalStorage[Section]):
         )
         tasks = [record_of(row) for row in rows]
         return tasks, upto if len(tasks) < limit else tasks[-1].seq
+
+    def scan(self, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int) -> AsyncIterator[Columns]:
+        if range.table not in SOURCES:
+            return super().scan(range, columns, where, rows)
+        return scan(self._fetch, self.event_shards, range, columns, where, rows)
 
     # -- steering ----------------------------------------------------------------------------------
 

@@ -361,10 +361,11 @@ local function check_staged(q, complaints, repair)
   for _, id in ipairs(run('ZRANGE', q.o .. 'runs', 0, -1)) do rows[id] = as_set(run('LRANGE', q.o .. 'rows:' .. id, 0, -1)) end
   local staged = run('HGETALL', q.o .. 'staged')
   for i = 1, #staged, 2 do
-    local id, seq, _, _, run_id = staged[i], store.read_staged(staged[i + 1])
+    local id, row = staged[i], store.read_staged(staged[i + 1])
+    local run_id = row.run_id
     if not run('ZSCORE', q.o .. 'tasks', id) then
       complaints[#complaints + 1] = q.o .. 'tasks lacks ' .. id
-      if repair then run('ZADD', q.o .. 'tasks', seq, id) end
+      if repair then run('ZADD', q.o .. 'tasks', row.seq, id) end
     end
     if not (rows[run_id] and rows[run_id][id]) then
       complaints[#complaints + 1] = 'run ' .. run_id .. ' does not know its task ' .. id

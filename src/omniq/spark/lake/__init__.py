@@ -1,0 +1,1 @@
+"""The lake: history of stores as Parquet, with tables for analysis."""

@@ -1,0 +1,233 @@
+"""Bronze: events come in by batches, each once. The manifest knows every number that was ever taken in, and is the judge."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from omniq.errors import Invalid
+from omniq.spark.lake.layout import Erasure, Lake
+from omniq.spark.lake.manifest import File, Manifest, Part, Ranges, joined, overlap
+from omniq.spark.lake.tables import TABLES
+from omniq.spark.lake.writing import PARQUET, settings, write_days
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+EVENTS = (
+    "enqueued",
+    "started",
+    "succeeded",
+    "retried",
+    "failed",
+    "expired",
+    "released",
+    "cancelled",
+    "progress",
+    "rescheduled",
+    "requeued",
+    "removed",
+)
+_REQUIRED = ("store", "shard", "seq", "ts", "event", "task_id", "queue", "enqueued_at", "attempt")
+_STATUSES = ("PENDING", "RUNNING", "SUCCESS", "FAILED", "RETRYING", "CANCELLED")
+Seen = dict[str, dict[str, Ranges]]
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one batch. `known` rows had been taken in before; `erased` ones must not come back."""
+
+    rows: int = 0
+    quarantined: int = 0
+    erased: int = 0
+    known: int = 0
+    skipped: bool = False
+
+
+def take_in(lake: Lake, events: DataFrame, *, stream: str, batch: int) -> Taken:
+    """Put a batch of events into bronze.
+
+    Again with the same stream and number it does nothing, so that a killed run can be repeated. Rows that are no proper events
+    go into quarantine. Events whose numbers are there already are left out.
+    """
+    if lake.manifest("events").batches.get(stream, -1) >= batch:
+        return Taken(skipped=True)
+    label = f"_batch={stream}-{batch:06d}"
+    without: Seen = {}
+    while True:
+        erased = lake.about().erased
+        with settings(events.sparkSession, PARQUET):
+            attempt = _write(lake, events, label, erased, without)
+        with lake.change() as draft:
+            manifest = draft.manifest("events")
+            repeated = _common(manifest.seen, attempt.seen)
+            stale = draft.about.erased != erased
+            if not repeated and not stale:
+                _enter(manifest, attempt, str(draft.next_number))
+                manifest.batches[stream] = batch
+                draft.put(manifest)
+                known = sum(high - low + 1 for by in without.values() for r in by.values() for low, high in r)
+                return Taken(
+                    rows=sum(file.rows for files in attempt.bronze.values() for file in files),
+                    quarantined=attempt.quarantined,
+                    erased=attempt.erased,
+                    known=known,
+                )
+        if repeated:
+            without = _merged(without, repeated)
+
+
+class _Written(msgspec.Struct, kw_only=True):
+    bronze: dict[str, list[File]]
+    quarantine: list[File]
+    quarantined: int
+    erased: int
+    seen: Seen
+    spans: dict[str, tuple[datetime, datetime]]
+
+
+def _write(lake: Lake, events: DataFrame, label: str, erased: list[Erasure], without: Seen) -> _Written:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    table = TABLES["events"]
+    missing = [name for name in table.names if name != "task_date" and name not in events.columns]
+    if missing:
+        raise Invalid(f"the events lack the columns {', '.join(missing)}")
+    rows = events.withColumn("task_date", F.to_date("enqueued_at"))
+    if without:
+        rows = rows.where(~_in(without))
+    rows = rows.withColumn("reason", _reason())
+    gone = is_erased(erased)
+    rows = rows.withColumn("gone", gone)
+    told = Observation()
+    kept = rows.observe(
+        told,
+        F.count(F.when(F.col("reason").isNotNull() & ~F.col("gone"), 1)).alias("bad"),
+        F.count(F.when(F.col("gone"), 1)).alias("gone"),
+    ).where("reason is null and not gone")
+    bronze = write_days(lake, kept.select(*table.names), "bronze/events", "task_date", label, ("queue", "name", "ts"))
+    bad, lost = (int(told.get.get(name) or 0) for name in ("bad", "gone"))
+    quarantine: list[File] = []
+    if bad:
+        day = F.coalesce("task_date", F.lit("1970-01-01").cast("date"))
+        odd = rows.where("reason is not null and not gone").withColumn("task_date", day)
+        names = [*table.names, "reason"]
+        for files in write_days(lake, odd.select(*names), "quarantine/events", "task_date", label).values():
+            quarantine += files
+    paths = [lake.folder.path(file.path) for files in (*bronze.values(), quarantine) for file in files]
+    seen, spans = _numbers(paths)
+    if lost:
+        numbers = rows.where("gone").select("store", "shard", "seq").toArrow()
+        seen = _merged(seen, _ranges(numbers))
+    return _Written(bronze=bronze, quarantine=quarantine, quarantined=bad, erased=lost, seen=seen, spans=spans)
+
+
+def _enter(manifest: Manifest, written: _Written, stamp: str) -> None:
+    for day, files in written.bronze.items():
+        part = manifest.parts.setdefault(day, Part())
+        part.files += files
+        part.stamp = stamp
+        first, last = written.spans[day]
+        part.first = first if part.first is None else min(part.first, first)
+        part.last = last if part.last is None else max(part.last, last)
+    manifest.quarantine += written.quarantine
+    manifest.quarantined += written.quarantined
+    manifest.seen = _merged(manifest.seen, written.seen)
+
+
+def _reason() -> Column:
+    """Why a row is no proper event; null if it is."""
+    from pyspark.sql import functions as F
+
+    reason = F.lit(None).cast("string")
+    shaped = F.col("data").isNull() | (F.col("data").startswith("{") & F.col("data").endswith("}"))
+    for wrong, why in (
+        (~F.coalesce(shaped, F.lit(True)), F.lit("data is no JSON object")),
+        (~F.coalesce(F.col("status").isin(*_STATUSES), F.lit(False)), F.lit("status is none of TaskStatus")),
+        (~F.col("event").isin(*EVENTS), F.concat(F.lit("no such event: "), F.col("event"))),
+        (F.col("seq") < 0, F.lit("seq is negative")),
+        *[(F.col(name).isNull(), F.lit(f"{name} is missing")) for name in reversed(_REQUIRED)],
+    ):
+        reason = F.when(wrong, why).otherwise(reason)
+    return reason
+
+
+def is_erased(erased: list[Erasure]) -> Column:
+    """Of rows with task_id, group_id and enqueued_at: whether they must not come back."""
+    from pyspark.sql import functions as F
+
+    tasks = [entry.digest for entry in erased if entry.kind == "task"]
+    gone = F.sha2("task_id", 256).isin(tasks) if tasks else F.lit(False)
+    for entry in erased:
+        if entry.kind == "group":
+            gone = gone | ((F.sha2("group_id", 256) == entry.digest) & (F.col("enqueued_at") <= F.lit(entry.at)))
+    return F.coalesce(gone, F.lit(False))
+
+
+def _in(numbers: Seen) -> Column:
+    from pyspark.sql import functions as F
+
+    found = F.lit(False)
+    for store, by_shard in numbers.items():
+        for shard, ranges in by_shard.items():
+            for low, high in ranges:
+                found = found | ((F.col("store") == store) & (F.col("shard") == shard) & F.col("seq").between(low, high))
+    return F.coalesce(found, F.lit(False))
+
+
+def _numbers(paths: list[str]) -> tuple[Seen, dict[str, tuple[datetime, datetime]]]:
+    """Which numbers the files hold, and from when to when each day's events happened; read by the driver itself."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+    import pyarrow.parquet as parquet
+
+    arrow: Any = compute
+    spans: dict[str, tuple[datetime, datetime]] = {}
+    tables: list[Any] = []
+    for path in paths:
+        table: Any = parquet.ParquetFile(path).read(columns=["store", "shard", "seq", "ts"])
+        tables.append(table.select(["store", "shard", "seq"]))
+        day = path.rpartition("/task_date=")[2].partition("/")[0]
+        low, high = (moment.as_py() for moment in arrow.min_max(table["ts"]).values())
+        if low is not None:
+            a, b = spans.get(day, (low, high))
+            spans[day] = (min(a, low).astimezone(UTC), max(b, high).astimezone(UTC))
+    return (_ranges(pa.concat_tables(tables)) if tables else {}), spans
+
+
+def _ranges(table: Any) -> Seen:
+    import numpy as np
+    import pyarrow.compute as compute
+
+    arrow: Any = compute
+    table = table.drop_null()
+    seen: Seen = {}
+    for pair in table.group_by(["store", "shard"]).aggregate([]).to_pylist():
+        mine = arrow.and_(arrow.equal(table["store"], pair["store"]), arrow.equal(table["shard"], pair["shard"]))
+        numbers = np.unique(table.filter(mine)["seq"].to_numpy())
+        breaks = np.flatnonzero(np.diff(numbers) != 1)
+        lows = numbers[np.concatenate(([0], breaks + 1))]
+        highs = numbers[np.concatenate((breaks, [len(numbers) - 1]))]
+        seen.setdefault(pair["store"], {})[pair["shard"]] = [(int(a), int(b)) for a, b in zip(lows, highs, strict=True)]
+    return seen
+
+
+def _common(seen: Seen, other: Seen) -> Seen:
+    out: Seen = {}
+    for store, by_shard in other.items():
+        for shard, ranges in by_shard.items():
+            both = overlap(seen.get(store, {}).get(shard, []), ranges)
+            if both:
+                out.setdefault(store, {})[shard] = both
+    return out
+
+
+def _merged(seen: Seen, other: Seen) -> Seen:
+    out: Seen = {store: dict(by_shard) for store, by_shard in seen.items()}
+    for store, by_shard in other.items():
+        mine = out.setdefault(store, {})
+        for shard, ranges in by_shard.items():
+            mine[shard] = joined([*mine.get(shard, []), *ranges])
+    return out

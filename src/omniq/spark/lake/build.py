@@ -1,0 +1,317 @@
+"""Build: silver and gold from bronze, only the days that changed; checked before it is published, all tables at once.
+
+Days of silver are those on which tasks were stored, days of gold those on which something happened. Which days of gold a new
+day of silver changes comes from comparing its rows with those of the version before: exact, whatever came late.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from omniq.errors import CheckFailed, Invalid
+from omniq.spark.causes import unwrapped
+from omniq.spark.lake import models
+from omniq.spark.lake.checks import check_gaps
+from omniq.spark.lake.leftovers import collect
+from omniq.spark.lake.manifest import Manifest, Part
+from omniq.spark.lake.sums import SilverDay, check_gold, check_silver, silver_days
+from omniq.spark.lake.tables import GOLD, SILVER, TABLES
+from omniq.spark.lake.writing import PARQUET, days_between, settings, write_days
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from omniq.spark.lake.layout import Lake
+
+GRACE = timedelta(hours=1)
+THREADS = 3
+Say = Callable[[str], None]
+
+_SORTED: dict[str, tuple[str, ...]] = {
+    "attempts": ("queue", "name", "started_at"),
+    "tasks": ("queue", "name", "created_at"),
+    "queue_minute": ("store", "queue", "minute"),
+    "func_hour": ("store", "queue", "name", "hour"),
+    "group_hour": ("store", "queue", "group_id", "hour"),
+    "failure_day": ("store", "name", "fingerprint"),
+    "retry_storm": ("store", "name", "window_start"),
+    "capacity_hour": ("store", "queue", "hour"),
+}
+
+
+class BuildReport(msgspec.Struct, kw_only=True):
+    """What a build did. `days` are those of each table that were written anew."""
+
+    version: str
+    days: dict[str, list[str]]
+    rows: dict[str, int]
+    seconds: float
+
+    @property
+    def changed(self) -> bool:
+        return any(self.days.values())
+
+
+def build(
+    spark: SparkSession,
+    lake: Lake,
+    *,
+    tables: Iterable[str] | None = None,
+    days: Iterable[date] | None = None,
+    full: bool = False,
+    grace: timedelta = GRACE,
+    say: Say | None = None,
+) -> BuildReport:
+    """Bring silver and gold up to what bronze holds.
+
+    `tables` names the tables of gold to build (silver is always brought up to date); the others catch up in a later build.
+    `days` names days on which tasks were stored, to be built anew even if nothing changed; `full` builds everything anew.
+    Versions that are replaced stay for `grace`, for readers that still use them. Raises `CheckFailed`, and publishes nothing,
+    if what was built does not add up.
+    """
+    wanted = _gold_wanted(tables)
+    with lake.writer("build"), unwrapped():
+        return _Build(spark, lake, wanted, days, full, say or _silent).run(grace)
+
+
+def build_locked(spark: SparkSession, lake: Lake) -> BuildReport:
+    """The same, for who has the lake's lock of writers already."""
+    return _Build(spark, lake, list(GOLD), None, False, _silent).run(GRACE)
+
+
+def _gold_wanted(tables: Iterable[str] | None) -> list[str]:
+    chosen = set(GOLD if tables is None else tables)
+    unknown = chosen - set(GOLD) - set(SILVER)
+    if unknown:
+        raise Invalid(f"no such table to build: {', '.join(sorted(unknown))}; there are {', '.join((*SILVER, *GOLD))}")
+    if "capacity_hour" in chosen:
+        chosen.add("queue_minute")  # is made of it
+    return [name for name in GOLD if name in chosen]
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+class _Build:
+    def __init__(
+        self, spark: SparkSession, lake: Lake, wanted: list[str], days: Iterable[date] | None, full: bool, say: Say
+    ) -> None:
+        self.spark, self.lake, self.wanted, self.full, self.say = spark, lake, wanted, full, say
+        self.forced = {day.isoformat() for day in days or ()}
+        current = lake.current()
+        self.events = lake.manifest("events", current)
+        self.old = {name: lake.manifest(name, current) for name in (*SILVER, *GOLD)}
+        self.new = {name: msgspec.json.decode(msgspec.json.encode(m), type=Manifest) for name, m in self.old.items()}
+        self.version = f"_v={current.number + 1:06d}"
+        self.frozen = lake.about().expired_before
+        self.written: list[str] = []
+        self.report = BuildReport(version=self.version.partition("=")[2], days={}, rows={}, seconds=0.0)
+
+    def run(self, grace: timedelta) -> BuildReport:
+        begun = time.monotonic()
+        try:
+            with settings(self.spark, PARQUET):
+                self._make()
+            self._publish()
+        except BaseException:
+            self.lake.folder.remove(self.written)
+            raise
+        collect(self.lake, grace)
+        self.report.seconds = time.monotonic() - begun
+        return self.report
+
+    def _make(self) -> None:
+        dirty = self._dirty()
+        gone = [date.fromisoformat(day) for day in self.old["tasks"].parts if day not in self.events.parts]
+        told: dict[str, SilverDay] = {}
+        if dirty:
+            self._build_silver(dirty)
+            told = silver_days(self.spark, self.lake, self.new, dirty)
+            self._describe(dirty, told)
+        for day in gone:
+            for name in SILVER:
+                self.new[name].parts.pop(day.isoformat(), None)
+        built = self._build_gold(self._touched(dirty, gone))
+        manifests = {"events": self.events, **self.new}
+        results = [*check_silver(self.events, dirty, told), *check_gold(self.spark, self.lake, manifests, built)]
+        failed = [result for result in (*check_gaps(self.events, self.lake.about()), *results) if not result.ok]
+        if failed:
+            raise CheckFailed(f"the build of {self.lake.path} does not add up, nothing was published: {failed[0].detail}")
+
+    # -- silver ------------------------------------------------------------------------------------
+
+    def _stamp(self, day: str) -> str:
+        return f"{self.events.parts[day].stamp}/{models.VERSION}"
+
+    def _dirty(self) -> list[date]:
+        built = self.old["tasks"].parts
+        return [
+            date.fromisoformat(day)
+            for day in sorted(self.events.parts)
+            if self.full or day in self.forced or day not in built or built[day].stamp != self._stamp(day)
+        ]
+
+    def _build_silver(self, days: list[date]) -> None:
+        events = self.lake.frame(self.spark, self.events, days)
+        for name, model in (("attempts", models.attempts), ("tasks", models.tasks)):
+            self._write(name, model(events), days)
+
+    def _describe(self, days: list[date], told: Mapping[str, SilverDay]) -> None:
+        """Of which days the rows tell; with that, gold finds the files that it needs."""
+        for day in (day.isoformat() for day in days):
+            found = told.get(day, SilverDay())
+            for name in SILVER:
+                part = self.new[name].parts.setdefault(day, Part())
+                part.stamp, part.first, part.last = self._stamp(day), found.first, found.last
+                part.open_from = found.open_from
+
+    def _touched(self, dirty: list[date], gone: list[date]) -> set[date] | None:
+        """Days of gold to build anew; None for all."""
+        if self.full or not self.old["tasks"].parts or self.old["tasks"].model != models.VERSION:
+            touched = None
+        else:
+            touched = self._changed_days([*dirty, *gone]) if dirty or gone else set[date]()
+        horizon = self.new["tasks"].last
+        for manifest in self.new.values():
+            manifest.model, manifest.horizon = models.VERSION, horizon
+        return touched
+
+    def _changed_days(self, days: list[date]) -> set[date]:
+        """The days of which rows tell that are in one version of silver and not in the other."""
+        from pyspark.sql import functions as F
+
+        def told(name: str, sign: int, manifest: Manifest) -> DataFrame:
+            rows = self.lake.frame(self.spark, manifest, days)
+            if name == "attempts":
+                first = F.coalesce("ready_at", "started_at", "finished_at")
+                spans = [F.struct(first.alias("a"), F.greatest("started_at", "finished_at").alias("b"))]
+            else:
+                since = F.when(F.col("status").isin("PENDING", "RETRYING"), F.least("due_at", "last_event_at"))
+                spans = [F.struct(at.alias("a"), at.alias("b")) for at in (F.col("created_at"), F.col("finished_at"), since)]
+            whole = F.xxhash64(F.lit(name), *TABLES[name].names)
+            return rows.select(whole.alias("row"), F.lit(sign).alias("sign"), F.array(*spans).alias("spans"))
+
+        both = told("attempts", -1, self.old["attempts"])
+        for name, sign, manifest in (
+            ("attempts", 1, self.new["attempts"]),
+            ("tasks", -1, self.old["tasks"]),
+            ("tasks", 1, self.new["tasks"]),
+        ):
+            both = both.unionAll(told(name, sign, manifest))
+        differ = both.groupBy("row").agg(F.sum("sign").alias("sum"), F.first("spans").alias("spans")).where("sum <> 0")
+        spans = differ.select(F.inline("spans")).where("a is not null and b is not null and b >= a")
+        found = spans.select(F.explode(F.sequence(F.to_date("a"), F.to_date("b"))).alias("day")).distinct()
+        return {row["day"] for row in found.collect()}
+
+    # -- gold --------------------------------------------------------------------------------------
+
+    def _build_gold(self, touched: set[date] | None) -> dict[str, list[date] | None]:
+        """The days of each table that were built; None for all of them."""
+        wanted: dict[str, list[date] | None] = {}
+        for name in GOLD:
+            days = self._days_of(name, touched)
+            if name in self.wanted:
+                self.new[name].pending = []
+                if days is None or days:
+                    wanted[name] = days
+            elif days is None:
+                self.new[name].model = 0  # everything, the next time
+            else:
+                self.new[name].pending = sorted({*self.new[name].pending, *(day.isoformat() for day in days)})
+        # Side by side, because much of the time of a small build goes into planning.
+        with ThreadPoolExecutor(THREADS) as pool:
+            first = [name for name in wanted if name != "capacity_hour"]
+            list(pool.map(lambda name: self._write(name, self._gold(name, wanted[name]), wanted[name]), first))
+        if "capacity_hour" in wanted:
+            self._write("capacity_hour", self._gold("capacity_hour", wanted["capacity_hour"]), wanted["capacity_hour"])
+        return wanted
+
+    def _days_of(self, name: str, touched: set[date] | None) -> list[date] | None:
+        old = self.old[name]
+        if touched is None or (old.model != models.VERSION and self.events.parts):
+            return None if self.frozen is None else self._thawed()
+        days = {*touched, *(date.fromisoformat(day) for day in old.pending)}
+        horizon = self.new["tasks"].horizon
+        moved = old.horizon is not None and horizon is not None and horizon > old.horizon
+        if name == "retry_storm":
+            days |= {day + timedelta(days=1) for day in days if horizon is not None and day < horizon.date()}
+        if name in ("group_hour", "capacity_hour") and moved and old.horizon is not None and horizon is not None:
+            days |= set(days_between(old.horizon.date(), horizon.date()))
+        if name == "capacity_hour" and days and horizon is not None:
+            days = set(days_between(min(days), max(max(days), horizon.date()) + timedelta(days=8)))
+        return sorted(day for day in days if self.frozen is None or day >= self.frozen)
+
+    def _thawed(self) -> list[date]:
+        """All days whose silver is still whole."""
+        assert self.frozen is not None
+        lasts = [part.last for part in self.new["tasks"].parts.values() if part.last is not None]
+        last = max(lasts, default=datetime.now(UTC)).date() + timedelta(days=8)
+        return days_between(self.frozen, last) if self.frozen <= last else []
+
+    def _gold(self, name: str, days: list[date] | None) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        if name == "capacity_hour":
+            rows = self._capacity(days)
+        else:
+            needed = None
+            if days is not None:
+                needed = {*days, *(day - timedelta(days=1) for day in days)} if name == "retry_storm" else set(days)
+            attempts, tasks = self._silver("attempts", needed), self._silver("tasks", needed)
+            rows = {
+                "queue_minute": lambda: models.queue_minute(attempts, tasks),
+                "func_hour": lambda: models.func_hour(attempts),
+                "group_hour": lambda: models.group_hour(attempts, tasks, until=self.new["tasks"].horizon),
+                "failure_day": lambda: models.failure_day(attempts, tasks),
+                "retry_storm": lambda: models.retry_storm(attempts),
+            }[name]()
+        return rows if days is None else rows.where(F.col("day").isin(days))
+
+    def _silver(self, name: str, days: set[date] | None) -> DataFrame:
+        """The rows that may tell of these days."""
+        manifest = self.new[name]
+        if days is None:
+            return self.lake.frame(self.spark, manifest)
+        telling = [date.fromisoformat(day) for day, part in manifest.parts.items() if part.touches(days)]
+        return self.lake.frame(self.spark, manifest, telling)
+
+    def _capacity(self, days: list[date] | None) -> DataFrame:
+        """Hours before the first day come from the table itself, which is small; later ones from the minutes."""
+        minutes = self.new["queue_minute"]
+        if days is None:
+            return models.capacity_hour(self.lake.frame(self.spark, minutes))
+        later = [date.fromisoformat(day) for day in minutes.parts if day >= days[0].isoformat()]
+        earlier = [date.fromisoformat(day) for day in self.old["capacity_hour"].parts if day < days[0].isoformat()]
+        known = self.lake.frame(self.spark, self.old["capacity_hour"], earlier)
+        return models.capacity_hour(self.lake.frame(self.spark, minutes, later), known)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _write(self, name: str, rows: DataFrame, days: list[date] | None) -> None:
+        """The new version of some days of a table; a day without rows goes."""
+        self.say(f"building {name}" + ("" if days is None else f", {len(days)} day{'s' if len(days) != 1 else ''}"))
+        table, parts = TABLES[name], self.new[name].parts
+        if table.layer == "gold":
+            rows = rows.coalesce(1)
+        root = f"{table.layer}/{name}"
+        found = write_days(self.lake, rows.select(*table.names), root, table.partition, self.version, _SORTED[name])
+        self.written += [file.path for files in found.values() for file in files]
+        for day in list(parts) if days is None else [day.isoformat() for day in days]:
+            parts.pop(day, None)
+        for day, files in found.items():
+            parts[day] = Part(files=files, stamp=self.report.version)
+        self.report.days[name] = sorted(found)
+        self.report.rows[name] = sum(file.rows for files in found.values() for file in files)
+
+    def _publish(self) -> None:
+        with self.lake.change() as draft:
+            for name, manifest in self.new.items():
+                if manifest != self.old[name]:
+                    draft.put(manifest)

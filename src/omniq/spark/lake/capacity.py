@@ -1,0 +1,79 @@
+"""Capacity: the load of each queue's hours, and a forecast from the same hours of earlier weeks."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+FORECAST_DAYS = 7
+FORECAST_WEEKS = 4
+_HOUR_S = 3600
+_DAY_S = 86_400
+_WEEK_S = 7 * _DAY_S
+
+
+def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
+    """Load and slots of each queue by the hour, and what the hours of the next seven days are likely to need.
+
+    One row per queue and hour, from its first hour to seven days after the last hour of its store. `earlier` are rows of this
+    very table, for hours before those of the minutes.
+    """
+    key = ["store", "queue"]
+    sums = queue_minute.groupBy(*key, F.unix_seconds(F.date_trunc("hour", "minute")).alias("h")).agg(
+        F.sum(F.col("enqueued") + F.col("rearmed")).alias("arrivals"),
+        F.sum(F.col("succeeded") + F.col("failed") + F.col("cancelled")).alias("finished"),
+        (F.sum("busy_ms") / 1000.0).alias("busy_s"),
+        (F.max("busy_ms") / 60_000.0).alias("peak_slots"),
+    )
+    if earlier is not None:
+        known = earlier.where(~F.col("is_forecast")).withColumn("h", F.unix_seconds("hour"))
+        sums = sums.unionByName(known.select(*sums.columns))
+    ends = sums.groupBy("store").agg(F.max("h").alias("now"))
+    spans = sums.groupBy(*key).agg(F.min("h").alias("first")).join(F.broadcast(ends), "store")
+    every = F.explode(F.sequence("first", F.col("now") + FORECAST_DAYS * _DAY_S, F.lit(_HOUR_S).cast("bigint")))
+    grid = spans.select(*key, "now", every.alias("h"))
+    future = F.col("h") > F.col("now")
+    # An hour without a row had nothing in it; one that has not come has no measure.
+    filled = grid.join(sums, [*key, "h"], "left").select(
+        *key,
+        "h",
+        future.alias("is_forecast"),
+        *[
+            F.when(~future, F.coalesce(F.col(name), F.lit(0).cast(kind))).alias(name)
+            for name, kind in (("arrivals", "bigint"), ("finished", "bigint"), ("busy_s", "double"), ("peak_slots", "double"))
+        ],
+    )
+    by_hour = Window.partitionBy(*key, F.col("h") % _WEEK_S).orderBy("h")
+    by_clock = Window.partitionBy(*key, F.col("h") % _DAY_S).orderBy("h")
+    weeks = by_hour.rangeBetween(-FORECAST_WEEKS * _WEEK_S, -_WEEK_S)
+    days = by_clock.rangeBetween(-7 * _DAY_S, -_DAY_S)
+    week = Window.partitionBy(*key).orderBy("h").rangeBetween(-7 * _DAY_S, 0)
+
+    def forecast(name: str) -> Column:
+        return F.coalesce(F.avg(name).over(weeks), F.avg(name).over(days)).alias(f"forecast_{name}")
+
+    rows = filled.select(
+        "*",
+        forecast("arrivals"),
+        forecast("busy_s"),
+        F.ceil(F.max("peak_slots").over(week)).alias("slots_seen"),
+    )
+    load = F.coalesce("forecast_busy_s", "busy_s") / _HOUR_S
+    rows = rows.withColumn("slots_needed", F.ceil(load + 2 * F.sqrt(load)))
+    hour = F.timestamp_seconds("h")
+    return rows.select(
+        *key,
+        hour.alias("hour"),
+        "is_forecast",
+        "arrivals",
+        "finished",
+        "busy_s",
+        "peak_slots",
+        "slots_seen",
+        F.when(F.col("slots_seen") > 0, F.col("busy_s") / (F.col("slots_seen") * _HOUR_S)).alias("utilisation"),
+        "forecast_arrivals",
+        "forecast_busy_s",
+        "slots_needed",
+        (F.col("slots_needed") > F.col("slots_seen")).alias("short"),
+        F.to_date(hour).alias("day"),
+    )

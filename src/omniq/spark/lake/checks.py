@@ -1,0 +1,105 @@
+"""Checks: whether bronze has every event once, and whether silver and gold add up to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+from typing import TYPE_CHECKING
+
+from omniq.errors import CheckFailed
+from omniq.spark.causes import unwrapped
+from omniq.spark.lake.manifest import Manifest, holes
+from omniq.spark.lake.sums import SHOWN, CheckResult, check_gold, check_silver, silver_days, some
+from omniq.spark.lake.tables import GOLD, SILVER
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from omniq.spark.lake.layout import About, Lake
+
+AHEAD_S = 300
+
+
+def check(spark: SparkSession, lake: Lake, *, fail: bool = True) -> list[CheckResult]:
+    """Look at everything that the lake holds. Raises `CheckFailed` with the first thing found, unless told not to `fail`."""
+    current = lake.current()
+    manifests = {name: lake.manifest(name, current) for name in ("events", *SILVER, *GOLD)}
+    about = lake.about()
+    results = [*check_gaps(manifests["events"], about), _files(lake, manifests)]
+    with unwrapped():
+        if results[-1].ok:
+            results += _bronze(spark, lake, manifests["events"])
+        if results[-1].ok and manifests["tasks"].parts:
+            fresh = [
+                date.fromisoformat(day) for day, part in manifests["tasks"].parts.items() if _fresh(day, part.stamp, manifests)
+            ]
+            results += check_silver(manifests["events"], fresh, silver_days(spark, lake, manifests, fresh))
+            results += check_gold(spark, lake, manifests, dict.fromkeys(GOLD))
+    failed = [result for result in results if not result.ok]
+    if failed and fail:
+        raise CheckFailed(f"the lake {lake.path} fails {len(failed)} of {len(results)} checks: {failed[0].detail}")
+    return results
+
+
+def _fresh(day: str, stamp: str, manifests: Mapping[str, Manifest]) -> bool:
+    """Whether silver was built from what bronze holds now."""
+    part = manifests["events"].parts.get(day)
+    return part is not None and stamp.rpartition("/")[0] == part.stamp
+
+
+# -- bronze --------------------------------------------------------------------------------------------
+
+
+def check_gaps(events: Manifest, about: About) -> list[CheckResult]:
+    """Numbers that are missing between the first and the last of a shard."""
+    found: list[str] = []
+    shards = 0
+    for store, by_shard in sorted(events.seen.items()):
+        entry = about.stores.get(store)
+        if entry is not None and not entry.events_gapless:
+            continue
+        for shard, ranges in sorted(by_shard.items()):
+            shards += 1
+            where = f"store {store}" + (f", shard {shard}" if shard else "")
+            found += [f"events {low} to {high} of {where} are missing" for low, high in holes(ranges)]
+    detail = some(found) if found else f"no gap in the numbers of {shards} {'shard' if shards == 1 else 'shards'}"
+    return [CheckResult(name="gaps", ok=not found, detail=detail)]
+
+
+def _files(lake: Lake, manifests: Mapping[str, Manifest]) -> CheckResult:
+    missing = [file.path for m in manifests.values() for file in m.files if not lake.folder.exists(file.path)]
+    detail = (
+        f"files are missing: {some(missing)}" if missing else f"{sum(len(m.files) for m in manifests.values())} files are there"
+    )
+    return CheckResult(name="files", ok=not missing, detail=detail)
+
+
+def _bronze(spark: SparkSession, lake: Lake, events: Manifest) -> list[CheckResult]:
+    from pyspark.sql import functions as F
+
+    rows = lake.frame(spark, events)
+    twice = rows.groupBy("store", "shard", "seq").count().where("count > 1").orderBy("store", "shard", "seq")
+    found = [f"event {r['seq']} of store {r['store']} is there {r['count']} times" for r in twice.limit(SHOWN).collect()]
+    results = [CheckResult(name="duplicates", ok=not found, detail=some(found) if found else "every event is there once")]
+    strange = rows.agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count(F.when(F.to_date("enqueued_at") != F.col("task_date"), 1)).alias("misplaced"),
+        F.count(F.when(F.col("ts") > F.current_timestamp() + F.expr(f"interval {AHEAD_S} seconds"), 1)).alias("ahead"),
+    ).collect()[0]
+    same = strange["rows"] == events.rows
+    results.append(
+        CheckResult(name="bronze rows", ok=same, detail=f"{strange['rows']} rows in the files, {events.rows} in the manifest")
+    )
+    results.append(
+        CheckResult(
+            name="bronze days",
+            ok=not strange["misplaced"],
+            detail=f"{strange['misplaced']} events lie in the folder of another day",
+        )
+    )
+    notes = [
+        (strange["ahead"], f"{strange['ahead']} events are more than {AHEAD_S // 60} minutes ahead of this machine's clock"),
+        (events.quarantined, f"{events.quarantined} rows are in quarantine"),
+    ]
+    results += [CheckResult(name="note", ok=True, detail=text, note=True) for count, text in notes if count]
+    return results

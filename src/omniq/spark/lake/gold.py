@@ -1,0 +1,366 @@
+"""Gold: from silver to counts, percentiles, clusters and forecasts. DataFrame in, DataFrame out; native functions only."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+SLO_MS = 60_000
+SKETCH_K = 200  # rank error about 1.3 %
+SAMPLES = 5
+STORM_RETRIES = 10
+STORM_RATIO = 2.0
+_MINUTE_US = 60_000_000
+_HOUR_US = 3_600_000_000
+_COUNTED = ("succeeded", "retried", "failed", "expired", "cancelled")
+_OPEN = ("PENDING", "RETRYING")
+
+
+def queue_minute(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
+    """What came into each queue and went out of it, minute by minute."""
+    zero, one = F.lit(0).cast("bigint"), F.lit(1).cast("bigint")
+    names = ("enqueued", "rearmed", "started", *_COUNTED, "in_time")
+
+    def happened(at: str, what: str | None, queue: str = "queue", when: Column | None = None) -> Column:
+        wait = F.col("wait_ms") if what == "started" else F.lit(None).cast("double")
+        counts = [(one if name == what else zero).alias(name) for name in names[:-1]]
+        if what is None:
+            counts = [F.when(F.col("outcome") == n, one).otherwise(zero).alias(n) for n in names[:-1]]
+        in_time = F.when(wait <= SLO_MS, one).otherwise(zero).alias("in_time")
+        minute = F.unix_micros(at).alias("us")
+        row = F.struct(F.col(queue).alias("queue"), minute, *counts, in_time, wait.alias("wait_ms"))
+        return row if when is None else F.when(when, row)
+
+    # A cancelled task is counted once, from `tasks`, whether it ran or not.
+    of_runs = attempts.select(
+        "store",
+        F.explode(
+            F.array(
+                happened("started_at", "started"),
+                happened("finished_at", None, when=F.col("outcome").isin(*_COUNTED[:-1])),
+                happened("ready_at", "rearmed", when=F.col("again")),
+            )
+        ).alias("e"),
+    )
+    of_tasks = tasks.withColumn("wait_ms", F.lit(None).cast("double")).select(
+        "store",
+        F.explode(
+            F.array(
+                happened("created_at", "enqueued", queue="enqueued_queue"),
+                happened("finished_at", "cancelled", when=F.col("status") == "CANCELLED"),
+                happened("finished_at", "failed", when=(F.col("status") == "FAILED") & (F.col("runs") == 0)),
+            )
+        ).alias("e"),
+    )
+    busy = _busy(attempts, _MINUTE_US).select(
+        "store",
+        "queue",
+        F.col("bucket").alias("minute_no"),
+        *[zero.alias(n) for n in names],
+        F.lit(None).cast("double").alias("wait_ms"),
+        "busy_ms",
+    )
+    counted = (
+        of_runs.unionByName(of_tasks)
+        .select("store", "e.*")
+        .where(F.col("us").isNotNull())
+        .withColumn("minute_no", F.floor(F.col("us") / _MINUTE_US))
+        .withColumn("busy_ms", F.lit(0.0))
+        .drop("us")
+    )
+    rows = counted.unionByName(busy).groupBy("store", "queue", "minute_no")
+    sums = rows.agg(
+        *[F.sum(name).alias(name) for name in names],
+        F.max("wait_ms").alias("max_wait_ms"),
+        F.coalesce(F.sum("wait_ms"), F.lit(0.0)).alias("total_wait_ms"),
+        F.sum("busy_ms").alias("busy_ms"),
+    )
+    arrived = F.col("enqueued") + F.col("rearmed")
+    left = F.col("succeeded") + F.col("failed") + F.col("cancelled")
+    return sums.select(
+        "store",
+        "queue",
+        _time("minute_no", _MINUTE_US).alias("minute"),
+        *names[:-1],
+        (arrived - left).alias("backlog_delta"),
+        "max_wait_ms",
+        "total_wait_ms",
+        "in_time",
+        "busy_ms",
+        F.to_date(_time("minute_no", _MINUTE_US)).alias("day"),
+    )
+
+
+def func_hour(attempts: DataFrame) -> DataFrame:
+    """How the runs of each function went that ended in each hour; sketches merge into any longer time."""
+    ended = attempts.where(F.col("finished_at").isNotNull())
+    hour = F.date_trunc("hour", "finished_at")
+    sums = ended.groupBy("store", "queue", "name", hour.alias("hour")).agg(
+        F.count(F.lit(1)).alias("runs"),
+        *[F.count(F.when(F.col("outcome") == name, 1)).alias(name) for name in _COUNTED],
+        F.coalesce(F.sum("wait_ms"), F.lit(0.0)).alias("total_wait_ms"),
+        F.coalesce(F.sum("run_ms"), F.lit(0.0)).alias("total_run_ms"),
+        F.kll_sketch_agg_double("wait_ms", SKETCH_K).alias("wait_sketch"),
+        F.kll_sketch_agg_double("run_ms", SKETCH_K).alias("run_sketch"),
+    )
+    return sums.select(
+        "store",
+        "queue",
+        "name",
+        "hour",
+        "runs",
+        *_COUNTED,
+        "total_wait_ms",
+        "total_run_ms",
+        *percentiles("wait"),
+        *percentiles("run"),
+        "wait_sketch",
+        "run_sketch",
+        F.to_date("hour").alias("day"),
+    )
+
+
+def percentiles(what: str) -> list[Column]:
+    """`wait_p50_ms`, `wait_p95_ms`, `wait_p99_ms` from a column `wait_sketch`; null of a sketch without values."""
+    sketch = F.col(f"{what}_sketch")
+    some = F.kll_sketch_get_n_double(sketch) > 0
+    return [
+        F.when(some, F.kll_sketch_get_quantile_double(sketch, F.lit(p / 100))).alias(f"{what}_p{p}_ms") for p in (50, 95, 99)
+    ]
+
+
+def group_hour(attempts: DataFrame, tasks: DataFrame, until: datetime | None = None) -> DataFrame:
+    """How the groups of each queue fared in each hour, and how long they stood behind their own limit.
+
+    What still waits or runs is followed to the end of the hour of `until`, else of the last moment in the rows.
+    """
+    key = ["store", "queue", "group_id", "hour"]
+    begun = attempts.where(F.col("started_at").isNotNull()).select(
+        "store", "queue", "group_id", F.date_trunc("hour", "started_at").alias("hour"), "wait_ms"
+    )
+    starts = begun.groupBy(*key).agg(
+        F.count(F.lit(1)).alias("started"),
+        F.max("wait_ms").alias("max_wait_ms"),
+        F.coalesce(F.sum("wait_ms"), F.lit(0.0)).alias("total_wait_ms"),
+    )
+    all_of_queue = Window.partitionBy("store", "queue", "hour")
+    starts = starts.withColumn("share", F.col("started") / F.sum("started").over(all_of_queue))
+    in_group = F.col("group_id").isNotNull()
+    ends = (
+        attempts.where(in_group & F.col("finished_at").isNotNull())
+        .groupBy("store", "queue", "group_id", F.date_trunc("hour", "finished_at").alias("hour"))
+        .agg(F.count(F.lit(1)).alias("finished"), F.count(F.when(F.col("outcome") == "failed", 1)).alias("failed"))
+    )
+    stored = (
+        tasks.where(in_group)
+        .groupBy("store", F.col("enqueued_queue").alias("queue"), "group_id", F.date_trunc("hour", "created_at").alias("hour"))
+        .agg(F.count(F.lit(1)).alias("enqueued"))
+    )
+    joined = (
+        _occupancy(attempts.where(in_group), tasks.where(in_group), until)
+        .join(starts.where(in_group), key, "full")
+        .join(ends, key, "full")
+        .join(stored, key, "full")
+    )
+
+    def count(name: str) -> Column:
+        return F.coalesce(F.col(name), F.lit(0)).cast("bigint").alias(name)
+
+    def amount(name: str) -> Column:
+        return F.coalesce(F.col(name), F.lit(0.0)).alias(name)
+
+    return joined.select(
+        *key,
+        count("enqueued"),
+        count("started"),
+        count("finished"),
+        count("failed"),
+        amount("share"),
+        amount("busy_ms"),
+        count("peak_running"),
+        "max_wait_ms",
+        amount("total_wait_ms"),
+        amount("waiting_ms"),
+        amount("blocked_ms"),
+        count("waiting_end"),
+        ((count("waiting_end") > 0) & (count("started") == 0)).alias("stuck"),
+        F.to_date("hour").alias("day"),
+    )
+
+
+def _occupancy(attempts: DataFrame, tasks: DataFrame, until: datetime | None) -> DataFrame:
+    """Per group and hour: how many ran and waited, from a walk along the moments at which that changed."""
+    nothing, more, fewer = F.lit(0), F.lit(1), F.lit(-1)
+
+    def moment(at: Column, waiting: Column, running: Column) -> Column:
+        return F.when(at.isNotNull(), F.struct(at.alias("us"), waiting.alias("waiting"), running.alias("running")))
+
+    us = F.unix_micros
+    of_runs = attempts.where(F.col("started_at").isNotNull()).select(
+        "store",
+        "queue",
+        "group_id",
+        F.inline(
+            F.filter(
+                F.array(
+                    moment(us("ready_at"), more, nothing),
+                    moment(us("started_at"), fewer, more),
+                    moment(us("finished_at"), nothing, fewer),
+                ),
+                lambda m: m.isNotNull(),
+            )
+        ),
+    )
+    of_tasks = tasks.where(F.col("status").isin(*_OPEN)).select(
+        "store",
+        "queue",
+        "group_id",
+        us(F.coalesce(F.greatest("due_at", "last_event_at"), "created_at")).alias("us"),
+        F.lit(1).alias("waiting"),
+        F.lit(0).alias("running"),
+    )
+    moments = of_runs.unionByName(of_tasks)
+    group = ["store", "queue", "group_id"]
+    spans = moments.groupBy(*group).agg(
+        F.floor(F.min("us") / _HOUR_US).alias("first"),
+        F.floor(F.max("us") / _HOUR_US).alias("last"),
+        (F.sum("waiting") + F.sum("running") > 0).alias("goes_on"),
+    )
+    latest = moments.agg(F.floor(F.max("us") / _HOUR_US).alias("latest"))
+    if until is not None:
+        latest = moments.sparkSession.range(1).select(F.floor(F.unix_micros(F.lit(until)) / _HOUR_US).alias("latest"))
+    end = F.when(F.col("goes_on"), F.greatest("last", "latest")).otherwise(F.col("last"))
+    hours = (
+        spans.crossJoin(F.broadcast(latest))
+        .select(*group, F.explode(F.sequence(F.col("first"), end + 1)).alias("h"))
+        .select(*group, (F.col("h") * _HOUR_US).alias("us"), F.lit(0).alias("waiting"), F.lit(0).alias("running"))
+    )
+    walk = Window.partitionBy(*group).orderBy("us")
+    upto = walk.rangeBetween(Window.unboundedPreceding, 0)
+    steps = moments.unionByName(hours).groupBy(*group, "us").agg(F.sum("waiting").alias("w"), F.sum("running").alias("r"))
+    steps = steps.select(
+        *group,
+        "us",
+        F.floor(F.col("us") / _HOUR_US).alias("hour_no"),
+        F.sum("w").over(upto).alias("waiting"),
+        F.sum("r").over(upto).alias("running"),
+        ((F.lead("us").over(walk) - F.col("us")) / 1000.0).alias("ms"),
+    ).where(F.col("ms").isNotNull())
+    day = Window.partitionBy(*group, F.to_date(_time("hour_no", _HOUR_US)))
+    steps = steps.withColumn("peak", F.max("running").over(day))
+    some_wait = F.col("waiting") > 0
+    full = some_wait & (F.col("running") >= F.col("peak")) & (F.col("peak") > 0)
+    return (
+        steps.groupBy(*group, _time("hour_no", _HOUR_US).alias("hour"))
+        .agg(
+            F.sum(F.col("running") * F.col("ms")).alias("busy_ms"),
+            F.max("running").alias("peak_running"),
+            F.sum(F.when(some_wait, F.col("ms")).otherwise(0.0)).alias("waiting_ms"),
+            F.sum(F.when(full, F.col("ms")).otherwise(0.0)).alias("blocked_ms"),
+            F.max_by("waiting", "us").alias("waiting_end"),
+        )
+        .where((F.col("peak_running") > 0) | (F.col("waiting_ms") > 0))
+    )
+
+
+def failure_day(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
+    """Failures of a day that are alike, with a few ids to look at."""
+    wanted = ("store", "fingerprint", "name", "error_type", "error", "task_id", "finished_at", "final")
+    of_runs = attempts.where(F.col("error_type").isNotNull() & F.col("outcome").isin("retried", "failed", "expired"))
+    # What failed without having run: its blocker had.
+    of_tasks = tasks.where((F.col("status") == "FAILED") & (F.col("runs") == 0) & F.col("error_type").isNotNull())
+    failures = (
+        of_runs.withColumn("final", F.col("outcome") == "failed")
+        .select(*wanted)
+        .unionByName(of_tasks.withColumn("final", F.lit(True)).withColumnRenamed("id", "task_id").select(*wanted))
+        .withColumn("day", F.to_date("finished_at"))
+        .where(F.col("day").isNotNull())
+    )
+    key = ["store", "fingerprint", "name", "error_type", "day"]
+    newest = Window.partitionBy(*key).orderBy(F.desc("finished_at"), "task_id")
+    ranked = failures.withColumn("rank", F.row_number().over(newest))
+    ids = F.sort_array(F.collect_list(F.when(F.col("rank") <= 4 * SAMPLES, F.struct("rank", "task_id"))))
+    return (
+        ranked.groupBy(*key)
+        .agg(
+            F.count(F.lit(1)).alias("failures"),
+            F.count(F.when(F.col("final"), 1)).alias("final"),
+            F.approx_count_distinct("task_id", 0.02).alias("tasks"),
+            F.min("finished_at").alias("first_seen"),
+            F.max("finished_at").alias("last_seen"),
+            F.max(F.when(F.col("rank") == 1, F.col("error"))).alias("sample_error"),
+            F.slice(F.array_distinct(F.transform(ids, lambda row: row["task_id"])), 1, SAMPLES).alias("sample_ids"),
+        )
+        .select(
+            "store",
+            "fingerprint",
+            "name",
+            "error_type",
+            "failures",
+            "final",
+            "tasks",
+            "first_seen",
+            "last_seen",
+            "sample_error",
+            "sample_ids",
+            "day",
+        )
+    )
+
+
+def retry_storm(attempts: DataFrame) -> DataFrame:
+    """Retries of each function in five minutes, against its own last 24 hours."""
+    slot_s = 300
+    slot = F.floor(F.unix_seconds("started_at") / slot_s) * slot_s
+    before = F.floor(F.unix_seconds("previous_started_at") / slot_s) * slot_s
+    begun = attempts.where(F.col("started_at").isNotNull()).select(
+        "store", "name", slot.alias("slot"), F.coalesce(before != slot, F.lit(True)).alias("first_here"), "attempt"
+    )
+    sums = begun.groupBy("store", "name", "slot").agg(
+        F.count(F.lit(1)).alias("attempts"),
+        F.count(F.when(F.col("first_here"), 1)).alias("tasks"),
+        F.count(F.when(F.col("attempt") > 1, 1)).alias("retries"),
+    )
+    day = Window.partitionBy("store", "name").orderBy("slot").rangeBetween(-86_400, -1)
+    own = sums.select(
+        "*",
+        (F.col("attempts") / F.col("tasks")).alias("attempts_per_task"),
+        (F.sum("attempts").over(day) / F.sum("tasks").over(day)).alias("baseline"),
+        (F.sum("retries").over(day) / F.sum("tasks").over(day)).alias("usual"),
+    )
+    # A function that never failed before has no rate to compare with: one retry in a hundred tasks is taken as usual.
+    ratio = (F.col("retries") / F.col("tasks")) / F.greatest(F.col("usual"), F.lit(0.01))
+    start = F.timestamp_seconds("slot")
+    return own.withColumn("ratio", ratio).select(
+        "store",
+        "name",
+        start.alias("window_start"),
+        "attempts",
+        "tasks",
+        "retries",
+        "attempts_per_task",
+        "baseline",
+        "ratio",
+        F.coalesce((F.col("retries") >= STORM_RETRIES) & (F.col("ratio") >= STORM_RATIO), F.lit(False)).alias("storm"),
+        F.to_date(start).alias("day"),
+    )
+
+
+def _busy(attempts: DataFrame, bucket_us: int) -> DataFrame:
+    """The time of runs, split over the buckets in which it was spent."""
+    start, end = F.unix_micros("started_at"), F.unix_micros("finished_at")
+    runs = attempts.where(F.col("started_at").isNotNull() & (F.col("finished_at") >= F.col("started_at")))
+    # A worker may keep a task a moment before it runs: what counts is the time at the end, as long as the run took.
+    ran = F.least(F.col("run_ms") * 1000, (end - start).cast("double")).cast("bigint")
+    spread = runs.select("store", "queue", (end - ran).alias("s"), end.alias("e")).select(
+        "*", F.explode(F.sequence(F.floor(F.col("s") / bucket_us), F.floor(F.col("e") / bucket_us))).alias("bucket")
+    )
+    left = F.greatest(F.col("s"), F.col("bucket") * bucket_us)
+    right = F.least(F.col("e"), (F.col("bucket") + 1) * bucket_us)
+    return spread.select("store", "queue", "bucket", ((right - left) / 1000.0).alias("busy_ms"))
+
+
+def _time(number: str, bucket_us: int) -> Column:
+    return F.timestamp_micros(F.col(number) * bucket_us)

@@ -1,0 +1,146 @@
+"""Ingest: the event log of a store becomes bronze, as a stream that may be killed at any moment.
+
+The checkpoint of the stream says where to go on; the manifest says what is there. A batch that was published before its
+checkpoint was written is recognised by its number and left alone. A checkpoint that was lost is replaced by a new one that
+begins after the last event that the manifest knows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from omniq.errors import ConfigError
+from omniq.spark.causes import unwrapped
+from omniq.spark.lake.bronze import Taken, take_in
+from omniq.spark.lake.layout import Lake, StoreEntry
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MAX_ROWS = 100_000
+AVAILABLE_NOW = "available_now"
+
+
+class IngestReport(msgspec.Struct, kw_only=True):
+    """What came in. `known` events were there already; `erased` ones must not come back."""
+
+    store: str
+    batches: int = 0
+    rows: int = 0
+    quarantined: int = 0
+    erased: int = 0
+    known: int = 0
+    seconds: float = 0.0
+
+
+def ingest(
+    spark: SparkSession,
+    url: str,
+    lake: Lake,
+    *,
+    trigger: str = AVAILABLE_NOW,
+    max_rows: int = MAX_ROWS,
+    payloads: bool = False,
+    stop: threading.Event | None = None,
+    on_batch: Callable[[Taken], None] | None = None,
+) -> IngestReport:
+    """Take the events of a store into the lake, each once, up to the last one there is.
+
+    `trigger` may also be a time such as `"30 seconds"`: then it goes on with a batch that often, until `stop` is set. A batch
+    has at most `max_rows` events. With `payloads` the encoded arguments of the tasks come in too. Raises `EventsLost` when the
+    store purged events that were not taken in, and `LakeError` while another process ingests the same store.
+    """
+    from omniq.spark.address import existing
+    from omniq.spark.reading import read_stream
+
+    with existing(url) as bulk:
+        info = bulk.info()
+    with lake.folder.lock(f"ingest-{info.store_id}", f"ingest of {info.store_id}"):
+        checkpoint, fresh = _register(lake, info.store_id, info.url, info.capabilities.events_gapless)
+        start = _resume_at(lake, info.store_id) if fresh else "earliest"
+        events = read_stream(spark, url, start=start, max_rows=max_rows)
+        report = follow(events, lake, checkpoint, trigger=trigger, stop=stop, on_batch=on_batch)
+        report.store = info.store_id
+        if payloads:
+            from omniq.spark.lake.payloads import take_payloads
+
+            take_payloads(spark, url, lake, info.store_id)
+        return report
+
+
+def follow(
+    events: DataFrame,
+    lake: Lake,
+    checkpoint: str,
+    *,
+    trigger: str = AVAILABLE_NOW,
+    stop: threading.Event | None = None,
+    on_batch: Callable[[Taken], None] | None = None,
+) -> IngestReport:
+    """Take in any stream with the columns of the table `events`; its place is kept under the name of the checkpoint."""
+    report = IngestReport(store="")
+    begun = time.monotonic()
+
+    def take(batch: Any, number: int) -> None:
+        taken = take_in(lake, batch, stream=checkpoint, batch=number)
+        if not taken.skipped:
+            report.batches += 1
+            report.rows += taken.rows
+            report.quarantined += taken.quarantined
+            report.erased += taken.erased
+            report.known += taken.known
+        if on_batch is not None:
+            on_batch(taken)
+
+    writer = events.writeStream.foreachBatch(take).option("checkpointLocation", lake.folder.path(f"_checkpoints/{checkpoint}"))
+    with unwrapped():
+        query = _triggered(writer, trigger).start()
+        try:
+            while not query.awaitTermination(1):
+                if stop is not None and stop.is_set():
+                    break
+        finally:
+            if query.isActive:
+                query.stop()
+        failure = query.exception()
+        if failure is not None:
+            raise failure
+    report.seconds = time.monotonic() - begun
+    return report
+
+
+def _triggered(writer: Any, trigger: str) -> Any:
+    if trigger == AVAILABLE_NOW:
+        return writer.trigger(availableNow=True)
+    number, _, unit = trigger.partition(" ")
+    if not number.isdecimal() or unit.rstrip("s") not in ("second", "minute", "hour"):
+        raise ConfigError(f"trigger {trigger!r}: say {AVAILABLE_NOW!r}, or a time such as '30 seconds'")
+    return writer.trigger(processingTime=trigger)
+
+
+def _register(lake: Lake, store: str, url: str, gapless: bool) -> tuple[str, bool]:
+    """The checkpoint of this store's stream, and whether it is new."""
+    with lake.change() as draft:
+        entry = draft.about.stores.get(store)
+        if entry is None:
+            entry = draft.about.stores[store] = StoreEntry(url=url, since=datetime.now(UTC))
+        entry.url, entry.events_gapless = url, gapless
+        fresh = not entry.checkpoint or not lake.folder.exists(f"_checkpoints/{entry.checkpoint}/metadata")
+        if fresh:
+            entry.checkpoint = f"{store[:8]}-{uuid.uuid4().hex[:8]}"
+        return entry.checkpoint, fresh
+
+
+def _resume_at(lake: Lake, store: str) -> dict[str, Any] | str:
+    """Where a stream without a checkpoint begins: after what the lake has."""
+    seen = lake.manifest("events").seen.get(store)
+    if not seen:
+        return "earliest"
+    return {"v": 1, "store": store, "shards": {shard: ranges[-1][1] for shard, ranges in seen.items()}}

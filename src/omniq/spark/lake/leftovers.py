@@ -1,0 +1,49 @@
+"""What no longer counts, and what killed processes left behind."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from omniq.spark.lake.layout import LEFTOVER_S
+from omniq.spark.lake.manifest import Manifest
+from omniq.spark.lake.tables import TABLES
+
+if TYPE_CHECKING:
+    from omniq.spark.lake.layout import Lake
+
+
+def collect(lake: Lake, grace: timedelta) -> int:
+    """Delete versions that were replaced longer than `grace` ago, and what a killed process left behind; the files deleted."""
+    folder, grace_s = lake.folder, grace.total_seconds()
+    current = lake.current()
+    named: set[str] = set()
+    old_manifests: list[str] = []
+    for table in TABLES:
+        counts = current.tables.get(table)
+        numbers = sorted(int(path.stem) for path in (lake.path / "_manifest" / table).glob("*.json"))
+        for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+            name = f"_manifest/{table}/{number}.json"
+            # A version counts until the next one is published.
+            replaced_s = 0.0 if following is None else folder.age_s(f"_manifest/{table}/{following}.json")
+            if number != counts and (replaced_s > grace_s or number > current.number):
+                old_manifests.append(name)
+                continue
+            data = folder.read(name)
+            if data is not None:
+                manifest = msgspec.json.decode(data, type=Manifest)
+                named |= {file.path for file in (*manifest.files, *manifest.quarantine)}
+    doomed: list[str] = []
+    for root in ("bronze", "silver", "gold", "quarantine"):
+        unnamed = [path for path in folder.parquet(root) if path not in named]
+        # Beside a build, ingest may just have moved a batch into place that it is about to publish.
+        keep_s = grace_s if root in ("silver", "gold") else max(grace_s, 3600.0)
+        doomed += [path for path in unnamed if folder.age_s(path) > keep_s]
+    folder.remove(old_manifests)
+    folder.remove(doomed)
+    for name in folder.folders("_staging"):
+        if folder.age_s(f"_staging/{name}") > LEFTOVER_S:
+            folder.remove_tree(f"_staging/{name}")
+    return len(doomed)

@@ -1,0 +1,25 @@
+"""The models of the lake: plain functions from DataFrame to DataFrame, called by `build`, by pipelines and by tests."""
+
+from __future__ import annotations
+
+from omniq.spark.lake.capacity import capacity_hour
+from omniq.spark.lake.gold import failure_day, func_hour, group_hour, percentiles, queue_minute, retry_storm
+from omniq.spark.lake.silver import attempts, fingerprint, normalized, tasks
+
+# Raised when a model changes what it yields: the next build then does everything anew.
+VERSION = 1
+
+__all__ = [
+    "VERSION",
+    "attempts",
+    "capacity_hour",
+    "failure_day",
+    "fingerprint",
+    "func_hour",
+    "group_hour",
+    "normalized",
+    "percentiles",
+    "queue_minute",
+    "retry_storm",
+    "tasks",
+]

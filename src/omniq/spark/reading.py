@@ -1,0 +1,96 @@
+"""`read` and `read_stream`: format `omniq` with Python's names, checked before Spark is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from omniq.errors import ConfigError, Invalid
+from omniq.spark.address import SHARE, anchored, is_file, resolved
+from omniq.spark.options import MAX_ROWS, read_options
+from omniq.spark.sessions import is_connect, is_local
+from omniq.storage.url import mask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read(
+    spark: SparkSession,
+    url: str,
+    table: str = "tasks",
+    *,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+    partitions: int | None = None,
+) -> DataFrame:
+    """A table of a store as it is when the DataFrame is computed: tasks, attempts, events, results, queues or groups.
+
+    `columns` and `where` (comparisons joined by AND) keep the rest from leaving the store at all. `url` may be `env:NAME`.
+    Raises `ConfigError` or `Invalid` for a table, column or predicate that there is not, and for a file on a cluster.
+    """
+    options = _options(
+        url=shared(spark, url),
+        table=table,
+        columns=None if columns is None else ",".join(columns),
+        where=where,
+        numPartitions=partitions,
+    )
+    read_options(options)
+    return spark.read.format("omniq").options(**options).load()
+
+
+def read_stream(
+    spark: SparkSession,
+    url: str,
+    table: str = "events",
+    *,
+    start: str | datetime | Mapping[str, Any] = "earliest",
+    max_rows: int = MAX_ROWS,
+    fail_on_data_loss: bool = True,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+) -> DataFrame:
+    """The event log of a store as a stream, at most `max_rows` in a batch.
+
+    A new query begins at `start`: `earliest`, `latest`, a moment or an offset; one with a checkpoint goes on where it was. When
+    events that were not read are gone, or the store is another one, the query fails, unless `fail_on_data_loss` is False.
+    """
+    options = _options(
+        url=shared(spark, url),
+        table=table,
+        columns=None if columns is None else ",".join(columns),
+        where=where,
+        startingOffsets=_start(start),
+        maxRowsPerTrigger=max_rows,
+        failOnDataLoss=fail_on_data_loss,
+    )
+    read_options(options, streaming=True)
+    return spark.readStream.format("omniq").options(**options).load()
+
+
+def shared(spark: SparkSession, url: str) -> str:
+    """A URL under which every process of a session finds the store; raises `ConfigError` where some of them cannot.
+
+    Of a server's URL given as `env:NAME` only that name goes further. Over Spark Connect the variable is the server's.
+    """
+    if is_connect(spark) and url.startswith("env:"):
+        return url
+    if is_file(resolved(url)) and not is_local(spark):
+        raise ConfigError(f"{mask(resolved(url))} is on this machine and the session's executors are not: {SHARE}")
+    return anchored(url)
+
+
+def _options(**given: Any) -> dict[str, str]:
+    words = {name: str(value) for name, value in given.items() if value is not None}
+    return {name: text.lower() if isinstance(given[name], bool) else text for name, text in words.items()}
+
+
+def _start(start: str | datetime | Mapping[str, Any]) -> str:
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise Invalid(f"start {start!r} has no time zone: use datetime.now(timezone.utc) or .astimezone()")
+        return start.isoformat()
+    return json.dumps(dict(start)) if isinstance(start, Mapping) else start

@@ -1,0 +1,101 @@
+"""Events of a lake's tests, written by hand: `Life` tells what a store would have written of one task."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+START = datetime(2026, 3, 1, 10, 0, tzinfo=UTC)
+_STATUS = {
+    "enqueued": "PENDING",
+    "started": "RUNNING",
+    "progress": "RUNNING",
+    "succeeded": "SUCCESS",
+    "failed": "FAILED",
+    "cancelled": "CANCELLED",
+    "retried": "RETRYING",
+    "expired": "RETRYING",
+    "released": "PENDING",
+    "requeued": "PENDING",
+    "rescheduled": "PENDING",
+    "removed": "SUCCESS",
+}
+
+
+class Log:
+    """The log of one store; numbers grow by one in each shard."""
+
+    def __init__(self, store: str = "s1", start: datetime = START) -> None:
+        self.store, self.start = store, start
+        self.rows: list[dict[str, Any]] = []
+        self._numbers: dict[str, int] = {}
+
+    def task(self, id: str, queue: str = "mail", name: str = "app:send", group: str | None = None, at: float = 0.0) -> "Life":
+        return Life(self, id, queue, name, group, at)
+
+    def add(self, shard: str, **row: Any) -> None:
+        seq = self._numbers[shard] = self._numbers.get(shard, 0) + 1
+        self.rows.append({"store": self.store, "shard": shard, "seq": seq, **row})
+
+    def frame(self, spark: "SparkSession", after: int = 0) -> "DataFrame":
+        """The events from a place of the log on."""
+        from omniq.spark.lake.tables import TABLES
+
+        names = TABLES["events"].names[:-1]
+        ddl = ", ".join(f"{column.name} {column.type}" for column in TABLES["events"].columns[:-1])
+        return spark.createDataFrame([tuple(row[name] for name in names) for row in self.rows[after:]], ddl)
+
+
+class Life:
+    """One task; seconds count from the log's start."""
+
+    def __init__(self, log: Log, id: str, queue: str, name: str, group: str | None, at: float) -> None:
+        self.log, self.id, self.queue, self.name, self.group = log, id, queue, name, group
+        self.enqueued_at = self.due_at = log.start + timedelta(seconds=at)
+        self.attempt, self.worker, self.shard = 0, None, ""
+        self.event(at, "enqueued", payload_bytes=7)
+
+    def event(self, at: float, event: str, **data: Any) -> "Life":
+        self.log.add(
+            self.shard,
+            ts=self.log.start + timedelta(seconds=at),
+            event=event,
+            task_id=self.id,
+            queue=self.queue,
+            name=self.name,
+            group_id=self.group,
+            attempt=self.attempt,
+            worker=self.worker,
+            enqueued_at=self.enqueued_at,
+            due_at=self.due_at,
+            status=data.pop("status", _STATUS[event]),
+            data=json.dumps(data) if data else None,
+        )
+        return self
+
+    def started(self, at: float, worker: str = "w1") -> "Life":
+        self.attempt += 1
+        self.worker = worker
+        return self.event(at, "started")
+
+    def succeeded(self, at: float, ran_us: int | None = None) -> "Life":
+        return self.event(at, "succeeded", **({} if ran_us is None else {"ran_us": ran_us}), result_bytes=3)
+
+    def retried(self, at: float, due: float, error: str = "ValueError: no") -> "Life":
+        self.due_at = self.log.start + timedelta(seconds=due)
+        return self.event(at, "retried", error=_error(error), ran_us=1000)
+
+    def failed(self, at: float, error: str = "ValueError: no", **data: Any) -> "Life":
+        return self.event(at, "failed", error=_error(error), ran_us=1000, **data)
+
+
+def _error(text: str) -> dict[str, str]:
+    kind, _, message = text.partition(": ")
+    return {"type": kind, "message": message}
+
+
+def second(moment: datetime | None) -> float | None:
+    """A moment that Spark gave, as seconds after the log's start."""
+    return None if moment is None else (moment.astimezone(UTC) - START).total_seconds()
