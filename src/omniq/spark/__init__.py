@@ -12,6 +12,7 @@ from omniq.spark.extra import PACKAGES, missing
 
 if TYPE_CHECKING:
     from omniq.spark.causes import cause, unwrapped
+    from omniq.spark.draining import WorkerReport, run_worker
     from omniq.spark.enqueueing import EnqueueReport, enqueue
     from omniq.spark.fanout import map_stream, map_tasks
     from omniq.spark.lake.build import build
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # No module here may have the name of a function: importing it would put it in the function's place.
 _PLACES = {
     "omniq.spark.causes": "cause unwrapped",
+    "omniq.spark.draining": "WorkerReport run_worker",
     "omniq.spark.enqueueing": "EnqueueReport enqueue",
     "omniq.spark.fanout": "map_stream map_tasks",
     "omniq.spark.lake.build": "build",
@@ -66,6 +68,7 @@ __all__ = [
     "EnqueueReport",
     "Lake",
     "ReplayReport",
+    "WorkerReport",
     "build",
     "cause",
     "check",
@@ -81,6 +84,7 @@ __all__ = [
     "read_stream",
     "replay",
     "report",
+    "run_worker",
     "session",
     "unwrapped",
 ]
