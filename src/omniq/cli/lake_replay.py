@@ -8,7 +8,7 @@ import typer
 
 from omniq.cli.exits import say
 from omniq.cli.output import JsonOption, count, print_json, print_line, print_table
-from omniq.cli.spark import JavaOption, MasterOption
+from omniq.cli.spark import ConfOption, JavaOption, MasterOption, settings_of
 from omniq.cli.stores import StoreOption, settings_and_url
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def replay_command(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only count.")] = False,
     master: MasterOption = "local[*]",
+    conf: ConfOption = None,
     java: JavaOption = "auto",
     json: JsonOption = False,
     store: StoreOption = None,
@@ -49,7 +50,7 @@ def replay_command(
     with existing(url) as bulk:
         store_id = bulk.info().store_id
     with reported():
-        spark = session(master=master, java=java, fast_start=True)
+        spark = session(master=master, java=java, conf=settings_of(conf), fast_start=True)
         tasks = Lake(lake).table(spark, "tasks").where(where)
         mine = tasks.where(tasks["store"] == store_id)
         report = replay(mine, url, label=label, dry_run=not yes, queue=queue)
