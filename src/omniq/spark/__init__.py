@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from omniq.spark.lake.reporting import report
     from omniq.spark.lake.upkeep import compact, expire
     from omniq.spark.reading import read, read_stream
+    from omniq.spark.replaying import ReplayReport, replay
     from omniq.spark.sessions import is_local, session
 
 # No module here may have the name of a function: importing it would put it in the function's place.
@@ -39,6 +40,7 @@ _PLACES = {
     "omniq.spark.lake.reporting": "report",
     "omniq.spark.lake.upkeep": "compact expire",
     "omniq.spark.reading": "read read_stream",
+    "omniq.spark.replaying": "ReplayReport replay",
     "omniq.spark.sessions": "is_local session",
 }
 _HOME = {name: module for module, names in _PLACES.items() for name in names.split()}
@@ -65,6 +67,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "EnqueueReport",
     "Lake",
+    "ReplayReport",
     "WorkerReport",
     "build",
     "cause",
@@ -79,6 +82,7 @@ __all__ = [
     "map_tasks",
     "read",
     "read_stream",
+    "replay",
     "report",
     "run_worker",
     "session",

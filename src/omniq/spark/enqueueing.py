@@ -146,7 +146,7 @@ def load(
                 strict=strict,
                 keep_ids=keep_ids,
             )
-            with aborting(bulk, [run]), watching(lambda: _staged(bulk, run), tell):
+            with aborting(bulk, lambda: [run]), watching(lambda: _staged(bulk, run), tell):
                 tally = staged(picked, work, parts_of(df.sparkSession, url))
             with watching(lambda: _released(bulk, run), tell):
                 done = committed(bulk, run)

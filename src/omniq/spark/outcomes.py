@@ -13,7 +13,7 @@ from omniq.errors import NotEnded, TaskNotFound
 from omniq.models import State, StoredResult, status_of
 from omniq.operations import Operation, Requeue
 from omniq.spark.progress import Tell
-from omniq.storage.bulk import Bulk
+from omniq.storage.bulk import LOOK, Bulk
 from omniq.storage.url import mask
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 TASK_ID, STATUS, ERROR, ATTEMPTS, RESULT = "_task_id", "_status", "_error", "_attempts", "_result"
 
-LOOK = 1000  # ids of one look
 LOOKS = 20  # looks before the next pause
 SHORT_S, LONG_S = 0.1, 5.0  # pauses: while tasks end, and when none does
 ALIVE_S = 90.0  # a worker that was silent for longer is not counted
@@ -75,7 +74,7 @@ class Waiting:
         found = 0
         for _ in range(min(LOOKS, len(self.pending))):
             piece = self.pending.popleft()
-            results = self.bulk.call(self.bulk.storage.results(piece))
+            results = self.bulk.results(piece)
             if self._retry_before_us:
                 self._run_again(results)
             for result in results.values():
@@ -111,12 +110,13 @@ class Waiting:
 
     def _refuse_gone(self) -> None:
         """Nothing has ended for a while: look whether the first ones are there at all."""
-        for id in self.pending[0][:50]:
-            if self.bulk.call(self.bulk.storage.get(id)) is None and not self.bulk.call(self.bulk.storage.results([id])):
-                raise TaskNotFound(
-                    f"task {id!r} was enqueued before and is gone, with its result: it was removed or purged. "
-                    "Give another namespace to run all tasks anew"
-                )
+        first = self.pending[0][:50]
+        gone = set(first) - set(self.bulk.records(first)) - set(self.bulk.results(first))
+        if gone:
+            raise TaskNotFound(
+                f"task {min(gone)!r} was enqueued before and is gone, with its result: it was removed or purged. "
+                "Give another namespace to run all tasks anew"
+            )
 
     def _late(self, what: str) -> str:
         counts = next((c for c in self.bulk.call(self.bulk.storage.counts()) if c.queue == self.queue), None)
@@ -150,14 +150,10 @@ def look_up(batches: Iterator[pa.RecordBatch], address: Address) -> Iterator[pa.
 
 
 def _found(bulk: Bulk, ids: list[str | None]) -> dict[str, pa.Array]:
-    results: dict[str, StoredResult] = {}
     wanted = list({id for id in ids if id is not None})
-    for start in range(0, len(wanted), LOOK):
-        results |= bulk.call(bulk.storage.results(wanted[start : start + LOOK]))
-    rows: dict[str, tuple[Any, ...]] = {id: _ended(result) for id, result in results.items()}
-    for id in wanted:
-        if id not in rows and (task := bulk.call(bulk.storage.get(id))) is not None:
-            rows[id] = (task.status.value, None if task.last_error is None else str(task.last_error), task.attempts, None)
+    rows: dict[str, tuple[Any, ...]] = {id: _ended(result) for id, result in bulk.results(wanted).items()}
+    for id, task in bulk.records([id for id in wanted if id not in rows]).items():
+        rows[id] = (task.status.value, None if task.last_error is None else str(task.last_error), task.attempts, None)
     nothing = (None, None, None, None)
     columns = zip(*[rows.get(id or "", nothing) for id in ids], strict=True) if ids else [[]] * 4
     kinds = [pa.string(), pa.string(), pa.int32(), pa.string()]

@@ -36,9 +36,7 @@ class Shape:
             try:
                 returns = T.DataType.fromDDL(returns)
             except ParseException as exc:
-                raise Invalid(
-                    f"returns={returns!r} is no type: write 'double', or columns like 'price double, at timestamp'"
-                ) from exc
+                raise Invalid(f"returns={returns!r} is no type: {_WRITE}") from exc
         bare = not isinstance(returns, T.StructType)
         columns = T.StructType([T.StructField(RESULT_COLUMN, returns)]) if bare else returns
         if not columns.fields:

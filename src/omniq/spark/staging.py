@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -98,12 +98,12 @@ def committed(bulk: Bulk, run_id: str) -> RunInfo:
 
 
 @contextmanager
-def aborting(bulk: Bulk, run_ids: Sequence[str]) -> Generator[None, None, None]:
+def aborting(bulk: Bulk, run_ids: Callable[[], Sequence[str]]) -> Generator[None, None, None]:
     """Abort the runs when what is done with them fails."""
     try:
         yield
     except BaseException as exc:
-        for run_id in run_ids:
+        for run_id in run_ids():
             try:
                 bulk.abort_run(run_id)
             except RunClosed:

@@ -92,7 +92,7 @@ def _rows(options: Mapping[str, str]) -> Rows:
     return rows_of(
         options["func"],
         key=options.get("keyColumn", "key"),
-        args=_arguments(options.get("argColumns", "")),
+        args=arguments(options.get("argColumns", ""), "argColumns"),
         group=options.get("groupColumn"),
         eta=options.get("etaColumn"),
         namespace=options.get("namespace"),
@@ -100,14 +100,14 @@ def _rows(options: Mapping[str, str]) -> Rows:
     )
 
 
-def _arguments(text: str) -> list[str] | dict[str, str]:
+def arguments(text: str, what: str) -> list[str] | dict[str, str]:
     """`a, b` are columns in order; `x=a, y=b` are keywords with their columns."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not any("=" in part for part in parts):
         return parts
     named = [part.partition("=") for part in parts]
     if not all(sign and column.strip() for _, sign, column in named):
-        raise ConfigError(f"argColumns {text!r}: name columns in order (a, b), or all by keyword (x=a, y=b)")
+        raise ConfigError(f"{what} {text!r}: name columns in order (a, b), or all by keyword (x=a, y=b)")
     return {keyword.strip(): column.strip() for keyword, _, column in named}
 
 

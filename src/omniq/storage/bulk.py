@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
@@ -10,16 +11,17 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from omniq.errors import OutcomeUnknown, Refused, RunClosed, StoreUnavailable
-from omniq.models import duration_us
+from omniq.models import Record, StoredResult, duration_us
 from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, Outcome, RunInfo, Shard, Stage, StoreInfo
 from omniq.portal import Portal
 from omniq.storage.base import BaseStorage
 from omniq.storage.scanning import BATCH, Range
-from omniq.storage.tables import Columns, Condition, columns_of
+from omniq.storage.tables import Columns, Condition, columns_of, visible
 
 T = TypeVar("T")
 
 CALL = 5000  # tasks of one call
+LOOK = 1000  # ids of one look
 PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # between the tries of a store that does not answer
 
 
@@ -132,6 +134,20 @@ class Bulk:
 
     # -- reading -----------------------------------------------------------------------------------
 
+    def records(self, ids: Sequence[str]) -> dict[str, Record]:
+        """Those of these tasks that are there, staged ones excepted."""
+        found: dict[str, Record] = {}
+        for start in range(0, len(ids), LOOK):
+            found |= self.call(_records(self.storage, ids[start : start + LOOK]))
+        return found
+
+    def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
+        """The results of those that have ended."""
+        found: dict[str, StoredResult] = {}
+        for start in range(0, len(ids), LOOK):
+            found |= self.call(self.storage.results(ids[start : start + LOOK]))
+        return found
+
     def event_shards(self) -> list[Shard]:
         return self.call(self.storage.event_shards())
 
@@ -153,6 +169,11 @@ class Bulk:
         while (batch := self._portal.call(_next(batches))) is not None:
             if batch[names[0]]:
                 yield batch
+
+
+async def _records(storage: BaseStorage, ids: Sequence[str]) -> dict[str, Record]:
+    found = await asyncio.gather(*map(storage.get, ids))
+    return {task.id: task for task in found if task is not None and visible(task)}
 
 
 async def _next(batches: Any) -> Columns | None:
