@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
 from support.redis_server import Cluster
 
 from omniq.errors import CrossQueue, Refused
@@ -14,6 +16,7 @@ from omniq.models import Blocker, Record, State, new_token
 from omniq.operations import Ack, Enqueue, Reserve, Reserved, Saved
 from omniq.storage.redis import RedisStorage
 from omniq.testing import FakeClock, conformance
+from omniq.testing.stateful import driver_machine
 
 _clusters: list[Cluster] = []
 
@@ -41,6 +44,19 @@ def reopen(storage: RedisStorage, clock: FakeClock) -> RedisStorage:
 CAPABILITIES = msgspec.structs.replace(RedisStorage.capabilities, cross_queue=False)
 
 test_conformance = conformance.tests(make_storage, reopen=reopen, capabilities=CAPABILITIES)
+
+
+def test_the_reference_model_agrees() -> None:
+    run_state_machine_as_test(
+        driver_machine(make_storage),
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.reuse, Phase.generate, Phase.shrink],
+        ),
+    )
 
 
 async def refused(storage: RedisStorage, *operations: Any) -> Refused:

@@ -9,6 +9,7 @@ import typer
 
 from omniq._version import __version__
 from omniq.cli import dlq, groups, spark, tasks
+from omniq.cli.backup import backup_command
 from omniq.cli.bench import bench_command
 from omniq.cli.doctor import doctor_command
 from omniq.cli.enqueue import enqueue_command
@@ -65,6 +66,7 @@ app.add_typer(groups.app, name="groups")
 app.command("top")(top_command)
 app.command("doctor")(doctor_command)
 app.command("purge")(purge_command)
+app.command("backup")(backup_command)
 app.command("migrate")(migrate_command)
 app.command("bench")(bench_command)
 app.command("serve")(serve_command)

@@ -6,21 +6,12 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from omniq.durations import in_seconds as seconds
 from omniq.errors import Invalid
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?\Z", re.ASCII)
 _SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?\Z", re.IGNORECASE | re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]", re.ASCII)
-
-
-def seconds(text: str) -> float:
-    """`30s`, `10m`, `2h`, `30d`, `500ms`; a bare number is seconds."""
-    found = _DURATION.match(text.strip())
-    if found is None:
-        raise Invalid(f"{text!r} is not a duration: write it like 30s, 10m, 2h or 30d")
-    return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 def moment_or_delay(text: str) -> datetime | timedelta:

@@ -102,6 +102,13 @@ def is_file(url: str) -> bool:
     return scheme in ("sqlite", "file")
 
 
+def must_reach(url: str, local: bool) -> None:
+    """Raise `ConfigError` for a store that belongs to one machine, unless all that opens it runs there (`local`)."""
+    real = resolved(url)
+    if is_file(real) and not local:
+        raise ConfigError(f"{mask(real)} is on this machine and the session's executors are not: {SHARE}")
+
+
 def machine() -> str:
     """What tells this machine from others, until it starts anew."""
     return boot_id() or platform.node()

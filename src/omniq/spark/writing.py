@@ -92,7 +92,7 @@ def _rows(options: Mapping[str, str]) -> Rows:
     return rows_of(
         options["func"],
         key=options.get("keyColumn", "key"),
-        args=_arguments(options.get("argColumns", "")),
+        args=arguments(options.get("argColumns", ""), "argColumns"),
         group=options.get("groupColumn"),
         eta=options.get("etaColumn"),
         namespace=options.get("namespace"),
@@ -100,14 +100,14 @@ def _rows(options: Mapping[str, str]) -> Rows:
     )
 
 
-def _arguments(text: str) -> list[str] | dict[str, str]:
+def arguments(text: str, what: str) -> list[str] | dict[str, str]:
     """`a, b` are columns in order; `x=a, y=b` are keywords with their columns."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not any("=" in part for part in parts):
         return parts
     named = [part.partition("=") for part in parts]
     if not all(sign and column.strip() for _, sign, column in named):
-        raise ConfigError(f"argColumns {text!r}: name columns in order (a, b), or all by keyword (x=a, y=b)")
+        raise ConfigError(f"{what} {text!r}: name columns in order (a, b), or all by keyword (x=a, y=b)")
     return {keyword.strip(): column.strip() for keyword, _, column in named}
 
 
@@ -147,7 +147,7 @@ class Writer(DataSourceArrowWriter):
         with self.address.opened() as bulk:
             if self.options.visible == "on_commit":
                 self.open_run(bulk)
-            for tasks in chunks(iterator, self.options.rows, self.options.chunk_rows):
+            for tasks in chunks(iterator, self.options.rows, self.options.chunk_rows, strict=self.options.strict):
                 new, there = self._store(bulk, tasks)
                 written.new += new
                 written.there += there
@@ -178,13 +178,14 @@ class Writer(DataSourceArrowWriter):
                     return
 
 
-def chunks(batches: Iterator[pa.RecordBatch], rows: Rows, size: int) -> Iterator[list[Enqueue]]:
-    """The tasks of all rows, in pieces of `size`. A key that stands twice is taken once; `onConflict=error` compares."""
+def chunks(batches: Iterator[pa.RecordBatch], rows: Rows, size: int, *, strict: bool) -> Iterator[list[Enqueue]]:
+    """The tasks of all rows, in pieces of `size`. A key that stands twice in a piece is taken once; if `strict`, a body of its
+    own is refused."""
     waiting: dict[str, Enqueue] = {}
     for batch in batches:
         for task in rows.tasks(batch):
             first = waiting.setdefault(task.id, task)
-            if first.fingerprint != task.fingerprint:
+            if strict and first.fingerprint != task.fingerprint:
                 raise IdempotencyConflict(f"two rows that differ have the same key: {first.payload!r} and {task.payload!r}")
             if len(waiting) == size:
                 yield list(waiting.values())

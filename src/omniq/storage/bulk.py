@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
-from omniq.errors import OutcomeUnknown, Refused, RunClosed
-from omniq.models import duration_us
+from omniq.errors import OutcomeUnknown, Refused, RunClosed, StoreUnavailable
+from omniq.models import Record, StoredResult, duration_us
 from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, Outcome, RunInfo, Shard, Stage, StoreInfo
 from omniq.portal import Portal
 from omniq.storage.base import BaseStorage
 from omniq.storage.scanning import BATCH, Range
-from omniq.storage.tables import Columns, Condition, columns_of
+from omniq.storage.tables import Columns, Condition, columns_of, visible
+
+T = TypeVar("T")
 
 CALL = 5000  # tasks of one call
-TRIES = 3
+LOOK = 1000  # ids of one look
+PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # between the tries of a store that does not answer
 
 
 def open_bulk(url: str, **options: Any) -> Bulk:
@@ -34,18 +39,22 @@ class Bulk:
         self._queues: dict[str, str] = {}
 
     def __enter__(self) -> Self:
-        self._portal.call(self.storage.open())
+        self.call(self.storage.open())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
-        self._portal.call(self.storage.close())
+        self.call(self.storage.close())
         self._portal.close()
 
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Any other call of the storage: `bulk.call(bulk.storage.workers())`."""
+        return self._portal.call(coroutine)
+
     def info(self) -> StoreInfo:
-        return self._portal.call(self.storage.info())
+        return self.call(self.storage.info())
 
     # -- staged runs -------------------------------------------------------------------------------
 
@@ -53,6 +62,10 @@ class Bulk:
         """Begin a run, or go on with one that is open; a finished one raises `RunClosed`."""
         self._queues[run_id] = queue
         return self._do(OpenRun(queue=queue, run_id=run_id, ttl_us=duration_us(ttl, "ttl")))[0]
+
+    def join_run(self, run_id: str, queue: str) -> None:
+        """Use a run that another process opened, without looking for it."""
+        self._queues[run_id] = queue
 
     def stage(self, run_id: str, tasks: Iterable[Enqueue], *, strict: bool = False) -> tuple[int, int]:
         """Bring tasks in, unseen until the commit; how many were new, and how many were there.
@@ -80,9 +93,9 @@ class Bulk:
     def run(self, run_id: str) -> RunInfo | None:
         """A run as the store counts it; None if there is none of this id."""
         if run_id in self._queues:
-            return self._portal.call(self.storage.run(self._queues[run_id], run_id))
-        for queue in self._portal.call(self.storage.queues()):
-            found = self._portal.call(self.storage.run(queue, run_id))
+            return self.call(self.storage.run(self._queues[run_id], run_id))
+        for queue in self.call(self.storage.queues()):
+            found = self.call(self.storage.run(queue, run_id))
             if found is not None:
                 return found
         return None
@@ -102,16 +115,18 @@ class Bulk:
         return found
 
     def _do(self, *operations: OnRun) -> list[Any]:
-        """Each in a transaction of its own, and surely: all of them may be repeated."""
-        transactions, tried = [(op,) for op in operations], 0
+        """Each in a transaction of its own. All may be repeated, so a store that does not answer is asked for some seconds."""
+        transactions, pauses, sent = [(op,) for op in operations], iter(PAUSES_S), False
         while True:
             try:
-                answers = self.storage.apply_blocking(transactions, repeat=tried > 0)
+                answers = self.storage.apply_blocking(transactions, repeat=sent)
                 break
-            except OutcomeUnknown:
-                tried += 1
-                if tried == TRIES:
+            except (OutcomeUnknown, StoreUnavailable) as exc:
+                sent = sent or isinstance(exc, OutcomeUnknown)
+                pause = next(pauses, None)
+                if pause is None:
                     raise
+                time.sleep(pause)
         for answer in answers:
             if isinstance(answer, Refused):
                 raise answer
@@ -119,13 +134,27 @@ class Bulk:
 
     # -- reading -----------------------------------------------------------------------------------
 
+    def records(self, ids: Sequence[str]) -> dict[str, Record]:
+        """Those of these tasks that are there, staged ones excepted."""
+        found: dict[str, Record] = {}
+        for start in range(0, len(ids), LOOK):
+            found |= self.call(_records(self.storage, ids[start : start + LOOK]))
+        return found
+
+    def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
+        """The results of those that have ended."""
+        found: dict[str, StoredResult] = {}
+        for start in range(0, len(ids), LOOK):
+            found |= self.call(self.storage.results(ids[start : start + LOOK]))
+        return found
+
     def event_shards(self) -> list[Shard]:
-        return self._portal.call(self.storage.event_shards())
+        return self.call(self.storage.event_shards())
 
     def ranges(self, table: str, parts: int = 1) -> list[Range]:
         """About `parts` ranges of a table, which any process may `scan` on its own."""
         columns_of(table)
-        return self._portal.call(self.storage.ranges(table, parts))
+        return self.call(self.storage.ranges(table, parts))
 
     def scan(
         self, range: Range, columns: Sequence[str] | None = None, where: Sequence[Condition] = (), rows: int = BATCH
@@ -140,6 +169,11 @@ class Bulk:
         while (batch := self._portal.call(_next(batches))) is not None:
             if batch[names[0]]:
                 yield batch
+
+
+async def _records(storage: BaseStorage, ids: Sequence[str]) -> dict[str, Record]:
+    found = await asyncio.gather(*map(storage.get, ids))
+    return {task.id: task for task in found if task is not None and visible(task)}
 
 
 async def _next(batches: Any) -> Columns | None:

@@ -18,7 +18,8 @@ from omniq.storage.redis_records import record_of
 Row = list[Any]  # id, key or False, how long the key lives in ms, fingerprint, the packed task
 
 _encode = msgspec.msgpack.Encoder().encode
-_rows = msgspec.msgpack.Decoder(tuple[tuple[str, list[str], str, int | bool, bool], str, str | bool, msgspec.Raw])
+_shape = msgspec.msgpack.Decoder(tuple[str, list[str], str, int | bool, bool])
+_own = msgspec.msgpack.Decoder(tuple[str, str | bool, msgspec.Raw])
 _operation = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _fields = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _SPECIAL = (None,) * 5
@@ -38,7 +39,7 @@ def encode_stage(
     for number, task in enumerate(op.tasks, 1):
         key = task.idempotency_key
         if (task.group, task.eta_us, task.interval_us, task.dead_queue, task.headers) != _SPECIAL:
-            packed = _encode(whole(task))
+            packed = b"0 " + _encode(whole(task))
             if task.group is not None and task.group_limit > 0:
                 limits.append((number, task.group, task.group_limit))
         else:
@@ -47,16 +48,17 @@ def encode_stage(
             shape += (task.result_ttl_us, empty)
             shared = shapes.get(shape)
             if shared is None:
-                shared = shapes[shape] = b"\x94" + _encode(shape_of(task))
+                made = _encode(shape_of(task))
+                shared = shapes[shape] = b"%d %b\x93" % (len(made), made)
             payload = b"null" if task.payload is None else task.payload
             packed = b"%b%b%b%b" % (shared, _encode(task.fingerprint), _encode(key or False), as_text(payload))
         rows += (task.id, key or False, -(-task.key_ttl_us // 1000), task.fingerprint, msgspec.Raw(as_text(packed)))
-    made: dict[str, Any] = {"queue": op.queue, "run": op.run_id, "rows": rows}
+    call: dict[str, Any] = {"queue": op.queue, "run": op.run_id, "rows": rows}
     if op.strict:
-        made["strict"] = True
+        call["strict"] = True
     if limits:
-        made["limits"] = limits
-    return made
+        call["limits"] = limits
+    return call
 
 
 def as_text(data: bytes) -> bytes:
@@ -99,20 +101,21 @@ RUN_FIELDS = ("state", "opened", "expires", "ended", "new", "claimed", "released
 
 
 def staged_record(queue: str, id: str, value: bytes) -> Record:
-    """A staged task: `seq staged_ms deps run_bytes `, the run, the packed task."""
-    seq, staged_ms, deps, size, rest = value.split(b" ", 4)
-    run_id, packed = rest[: int(size)].decode(), rest[int(size) :]
+    """A staged task; `store.read_staged` in tasks.lua says how it is kept."""
+    seq, staged_ms, deps, run_size, shape_size, rest = value.split(b" ", 5)
+    rest, run_id = rest[: -int(run_size)], rest[-int(run_size) :].decode()
+    shape, packed = rest[: int(shape_size)], rest[int(shape_size) :]
     fields: dict[bytes, bytes] = {b"id": id.encode(), b"deps": deps, b"state": b"staged", b"due_ms": staged_ms}
-    if packed[0] == 0x94:
-        (name, common, options, ttl, _), fingerprint, key, payload = _rows.decode(packed)
-        fields |= _hash(cast("list[str | bytes]", common))
+    if shape:
+        (name, common, options, ttl, _), (fingerprint, key, payload) = _shape.decode(shape), _own.decode(packed)
+        fields |= _hash([part.encode() for part in common])
         fields[b"payload"] = _bytes_of(payload)
         if key:
             fields[b"idempotency_key"] = cast(str, key).encode()
-        origin = _origin(staged_ms, seq, ttl or None, name, fingerprint, options.encode())
+        origin = _origin(staged_ms, seq, None if ttl is False else ttl, name, fingerprint, options.encode())
     else:
         given = _operation.decode(packed)
-        fields |= _hash([_bytes_of(value) for value in _fields.decode(given["fields"])])
+        fields |= _hash([_bytes_of(part) for part in _fields.decode(given["fields"])])
         if "eta" in given:
             fields[b"due_ms"] = b"%d" % msgspec.msgpack.decode(given["eta"])
         name, fingerprint = (msgspec.msgpack.decode(given[field]) for field in ("name", "fingerprint"))
@@ -124,8 +127,7 @@ def staged_record(queue: str, id: str, value: bytes) -> Record:
     return record
 
 
-def _hash(pairs: list[str | bytes] | list[bytes]) -> dict[bytes, bytes]:
-    flat = [part.encode() if isinstance(part, str) else part for part in pairs]
+def _hash(flat: list[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 

@@ -89,7 +89,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.runner = asyncio.Runner()
         self.store = type(self).make_storage(self.clock)
-        self.model = Model(due_order=self.store.capabilities.due_order)
+        self.model = Model(self.store.capabilities.due_order, self.store.capabilities.cross_queue)
         self.numbers = itertools.count(1)
         self.old_tokens: dict[str, str] = {}
 
@@ -112,39 +112,52 @@ class DriverMachine(RuleBasedStateMachine):
         assert found == expected, f"{operations}: the storage says {answer!r}, the model {expected!r}"
 
     def pick(self, number: int, *states: State) -> str:
-        """The id of some task in one of these states; without states, of any task, or one that is not there."""
-        ids = [i for i, t in self.model.tasks.items() if not states or t.state in states]
-        ids += [] if states else ["unknown"]
-        return ids[number % len(ids)]
+        """The key of some task in one of these states; without states, of any task, or one that is not there."""
+        keys = [k for k, t in self.model.tasks.items() if not states or t.state in states]
+        keys += [] if states else ["unknown"]
+        return keys[number % len(keys)]
 
-    def on(self, kind: type[Target], id: str, **fields: Any) -> Target:
-        task = self.model.tasks.get(id)
-        return kind(**({"queue": task.queue if task else "default", "id": id} | fields))
+    def place(self, key: str) -> tuple[str, str]:
+        """The queue and the id of a task."""
+        task = self.model.tasks.get(key)
+        return (task.queue, task.op.id) if task else ("default", key)
 
-    def token(self, id: str, right: int) -> str:
+    def on(self, kind: type[Target], key: str, **fields: Any) -> Target:
+        queue, id = self.place(key)
+        return kind(**({"queue": queue, "id": id} | fields))
+
+    def token(self, key: str, right: int) -> str:
         """The task's token, or the last one it had; with `right` 0, another one."""
-        task = self.model.tasks.get(id)
-        return ((task.token if task else None) or self.old_tokens.get(id, WRONG)) if right else WRONG
+        task = self.model.tasks.get(key)
+        return ((task.token if task else None) or self.old_tokens.get(key, WRONG)) if right else WRONG
 
     def held(self, kind: type[Target], number: int, right: int, **fields: Any) -> Target:
-        id = self.pick(number, State.RUNNING)
-        return self.on(kind, id, token=self.token(id, right), **fields)
+        key = self.pick(number, State.RUNNING)
+        return self.on(kind, key, token=self.token(key, right), **fields)
 
     def tick(self, number: int) -> int | None:
         """The next run of an interval task."""
-        task = self.runner.run(self.store.get(self.pick(number, State.RUNNING)))
+        queue, id = self.place(self.pick(number, State.RUNNING))
+        task = self.runner.run(self.store.get(id, queue))
         return None if task is None else next_run(task, self.clock())
 
     def moment(self, given: dict[str, int]) -> dict[str, int]:
         return {name: us + self.clock() if name == "eta_us" else us for name, us in given.items()}
 
     def new(self, id: str, queue: str, time: dict[str, int], after: list[int], *fields: dict[str, Any]) -> Enqueue:
-        blockers = dict.fromkeys(self.pick(n) for n in after)
-        blocked = tuple(Blocker(i, t.queue if (t := self.model.tasks.get(i)) else queue) for i in blockers if i != id)
+        blockers = [self.place(key) for key in dict.fromkeys(self.pick(n) for n in after)]
+        blocked = tuple(Blocker(i, of if i != "unknown" else queue) for of, i in blockers if i != id)
         given: dict[str, Any] = {"id": id, "name": "job", "queue": queue, "blocked_by": blocked} | self.moment(time)
         for more in fields:
             given |= more
+        if not self.spans():
+            given["blocked_by"] = tuple(b for b in blocked if b.queue == queue)
+            given.pop("dead_queue", None)
         return Enqueue(**given)
+
+    def spans(self) -> bool:
+        """Whether to name several queues at once. Where that is refused, seldom: else little would happen."""
+        return self.model.cross_queue or next(self.numbers) % 8 == 0
 
     def next_id(self) -> str:
         return f"t{next(self.numbers)}"
@@ -165,12 +178,11 @@ class DriverMachine(RuleBasedStateMachine):
         first = self.new(self.next_id(), queue, {}, [], group)
         self.both(first)
         for _ in range(2):
-            last = [*self.model.tasks][-1]
-            self.both(self.new(self.next_id(), queue, {}, [[*self.model.tasks].index(last)], group, extra))
+            self.both(self.new(self.next_id(), queue, {}, [len(self.model.tasks) - 1], group, extra))
 
     @rule(number=numbers, queue=queues, time=times, group=grouped, extra=extras)
     def enqueue_again(self, number: int, queue: str, time: dict[str, int], group: Any, extra: Any) -> None:
-        self.both(self.new(self.pick(number), queue, time, [], group, extra))
+        self.both(self.new(self.place(self.pick(number))[1], queue, time, [], group, extra))
 
     @rule(order=orders, limit=st.integers(1, 6), lease=st.none() | st.just(2 * S))
     def reserve(self, order: tuple[str, ...], limit: int, lease: int | None) -> None:
@@ -180,12 +192,13 @@ class DriverMachine(RuleBasedStateMachine):
         op = Reserve(queues=order, limit=limit, token=f"{next(self.numbers):032x}", lease_us=lease)
         (reserved,) = self.apply(op)
         assert isinstance(reserved, Reserved)
-        wrong, paused = self.model.reserve(op, self.clock(), [t.id for t in reserved.tasks])
+        taken = [self.model.key_of(t.queue, t.id) for t in reserved.tasks]
+        wrong, paused = self.model.reserve(op, self.clock(), taken)
         assert not wrong, wrong
         assert list(reserved.paused) == paused
         assert reserved.next_at_us == self.model.next_at(order)
-        self.old_tokens.update({t.id: op.token for t in reserved.tasks})
-        return [t.id for t in reserved.tasks]
+        self.old_tokens.update(dict.fromkeys(taken, op.token))
+        return taken
 
     @rule(
         order=orders,
@@ -195,8 +208,8 @@ class DriverMachine(RuleBasedStateMachine):
     def work(self, order: tuple[str, ...], ends: list[type[Held]], data: st.DataObject) -> None:
         """A worker's turn: take some tasks and end them, in another order."""
         taken = self.take(order, len(ends))
-        for id, kind in zip(data.draw(st.permutations(taken)), ends, strict=False):
-            self.both(self.on(kind, id, token=self.token(id, 1)))
+        for key, kind in zip(data.draw(st.permutations(taken)), ends, strict=False):
+            self.both(self.on(kind, key, token=self.token(key, 1)))
 
     @rule(queue=queues, limit=st.integers(1, 4))
     def reserve_while_paused(self, queue: str, limit: int) -> None:
@@ -247,12 +260,13 @@ class DriverMachine(RuleBasedStateMachine):
     @rule(number=numbers, time=times, right=rights, group=grouped)
     def ack_and_enqueue(self, number: int, time: dict[str, int], right: int, group: Any) -> None:
         ack = self.held(Ack, number, right, late=True)
-        self.both(self.new(self.next_id(), "default", time, [number], group, {"idempotency_key": "k"}), ack)
+        queue = "default" if self.spans() else ack.queue
+        self.both(self.new(self.next_id(), queue, time, [number], group, {"idempotency_key": "k"}), ack)
 
     @rule(number=numbers, kind=st.sampled_from([Ack, Retry, Fail, Release, Extend]), right=rights, late=st.booleans())
     def speak_as_a_former_holder(self, number: int, kind: type[Held], right: int, late: bool) -> None:
-        id = self.pick(number)
-        self.both(self.on(kind, id, token=self.old_tokens.get(id, WRONG) if right else WRONG, late=late))
+        key = self.pick(number)
+        self.both(self.on(kind, key, token=self.old_tokens.get(key, WRONG) if right else WRONG, late=late))
 
     # -- anybody -----------------------------------------------------------------------------------
 
@@ -267,8 +281,8 @@ class DriverMachine(RuleBasedStateMachine):
     @precondition(has(State.DEAD))
     @rule(number=numbers, time=times, reset=st.booleans())
     def requeue(self, number: int, time: dict[str, int], reset: bool) -> None:
-        id = self.pick(number, State.DEAD)
-        self.both(self.on(Requeue, id, **self.moment(time), reset_attempts=reset))
+        key = self.pick(number, State.DEAD)
+        self.both(self.on(Requeue, key, **self.moment(time), reset_attempts=reset))
 
     @rule(number=numbers)
     def requeue_anything(self, number: int) -> None:
@@ -305,8 +319,8 @@ class DriverMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
         now = self.clock()
         leases = self.runner.run(self.store.expired(now))
-        running = [i for i, t in self.model.tasks.items() if t.state is State.RUNNING and t.lease_until <= now]
-        assert sorted(x.record.id for x in leases) == sorted(running)
+        running = [k for k, t in self.model.tasks.items() if t.state is State.RUNNING and t.lease_until <= now]
+        assert sorted(self.model.key_of(x.record.queue, x.record.id) for x in leases) == sorted(running)
         for lease in leases:
             self.both(after_loss(lease, now, 0.0))
         assert self.runner.run(self.store.sweep(now)) == 0
@@ -316,9 +330,14 @@ class DriverMachine(RuleBasedStateMachine):
     @invariant()
     def the_tasks_are_the_same(self) -> None:
         page = self.runner.run(self.store.find(Filter(), None, 1000))
-        assert {t.id: self.seen(t) for t in page.tasks} == {i: self.expected(i) for i in self.model.tasks}
-        results = self.runner.run(self.store.results(list(self.model.tasks)))
-        assert {i: r.state for i, r in results.items()} == self.model.results
+        found = {self.model.key_of(t.queue, t.id): self.seen(t) for t in page.tasks}
+        assert found == {key: self.expected(key) for key in self.model.tasks}
+        results = self.runner.run(self.store.results([t.op.id for t in self.model.tasks.values()]))
+        kept: dict[str, list[State]] = {}  # of an id that several queues have, any one's result
+        for key, state in self.model.results.items():
+            kept.setdefault(self.place(key)[1], []).append(state)
+        assert results.keys() == kept.keys()
+        assert all(result.state in kept[id] for id, result in results.items())
 
     def shown(self, state: State, due: int) -> State:
         return State.READY if state is State.SCHEDULED and due <= self.clock() else state
@@ -329,8 +348,8 @@ class DriverMachine(RuleBasedStateMachine):
         state = self.shown(task.state, task.due_us)
         return (state, task.queue, task.attempts, due, *held, task.cancel_requested, task.dead_queue)
 
-    def expected(self, id: str) -> tuple[Any, ...]:
-        task = self.model.tasks[id]
+    def expected(self, key: str) -> tuple[Any, ...]:
+        task = self.model.tasks[key]
         due = None if task.state.final else task.due
         held = (task.token, task.lease_until) if task.state is State.RUNNING else (None, None)
         return (self.shown(task.state, task.due), task.queue, task.attempts, due, *held, task.cancel, task.dead_queue)

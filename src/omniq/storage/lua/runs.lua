@@ -33,14 +33,14 @@ end
 
 -- Whether none of these ids is in the store or comes twice, in few questions.
 function store.all_new(q, ids)
-  local bases, keys, seen = {q.base}, {}, {}
+  local bases, keys, seen, seen_before = {q.base}, {}, {}, next(cache) ~= nil
   if not request.cluster then
     for name in pairs(all_queues()) do
       if name ~= q.name then bases[#bases + 1] = '{' .. name .. '}:' end
     end
   end
   for _, id in ipairs(ids) do
-    if seen[id] or cache[slot(q, id)] then return false end
+    if seen[id] or (seen_before and cache[slot(q, id)]) then return false end
     seen[id] = true
     for _, base in ipairs(bases) do
       keys[#keys + 1] = base .. 'job:' .. id

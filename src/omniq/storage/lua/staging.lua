@@ -1,7 +1,7 @@
 --[[
 Staged runs: tasks come in unseen, and are there all at once when their run is committed, or not at all.
 
-  base:o:staged          hash    id: "seq staged_ms deps run_bytes ", the run, the packed task; see `store.staged_value`
+  base:o:staged          hash    id: a task, packed; see `store.read_staged`
   base:o:claims          hash    id: further runs that staged the task too, as a msgpack list
   base:o:run:<run>       hash    state opened expires ended key_ttl new claimed released dropped settled; times in ms
   base:o:rows:<run>      list    ids of the tasks that the run staged or claims, in order; some may be gone
@@ -147,8 +147,9 @@ function alone.stage(op)
     end
   end
   for _, limit in ipairs(op.limits or {}) do limits[limit[1]] = limit end
-  local middle = ' ' .. NOW .. ' 0 ' .. TEXT[#r.id] .. ' ' .. r.id
+  local middle = ' ' .. NOW .. ' 0 ' .. TEXT[#r.id] .. ' '
   local staged, tasks, named, expiring, new, mine = {}, {}, {}, {}, {}, {}
+  local seen_before = next(cache) ~= nil
   for i = 1, #rows, 5 do
     local id, key = rows[i], rows[i + 1]
     local before = found[i]
@@ -156,10 +157,10 @@ function alone.stage(op)
       claim(r, before)
     elseif not before and not mine[id] and not (key and mine['\0' .. key]) then
       local seq, n = digits(next_seq(q)), #staged
-      staged[n + 1], staged[n + 2] = id, seq .. middle .. rows[i + 4]
+      staged[n + 1], staged[n + 2] = id, seq .. middle .. rows[i + 4] .. r.id
       tasks[n + 1], tasks[n + 2] = seq, id
       new[#new + 1], mine[id] = id, true
-      cache[slot(q, id)] = nil
+      if seen_before then cache[slot(q, id)] = nil end
       if key then
         local k, until_ms = #named, now + rows[i + 2]
         named[k + 1], named[k + 2] = q.o .. 'key:' .. key, cmsgpack.pack({id, rows[i + 3], until_ms})
@@ -187,27 +188,37 @@ end
 
 -- -- settling --------------------------------------------------------------------------------------
 
-local with_run = {}
-
 -- The options of a task, with the run that it came from.
 local function options_of(r, options)
-  local found = with_run[options]
-  if not found then
-    found = log.with(options, 'run', cjson.encode(r.id))
-    with_run[options] = found
+  return log.with(options, 'run', cjson.encode(r.id))
+end
+
+local shapes = {}
+
+-- What tasks of one shape share of their hash; its first values are each task's own.
+local function shape_of(r, packed)
+  local shape = shapes[packed]
+  if not shape then
+    local name, fields, options, ttl_ms, is_empty = unpack(cmsgpack.unpack(packed))
+    local values = {
+      '', 'id', '', 'payload', '', 'o', '', 'state', 'wait', 'attempt', '0', 'created_ms', r.moment, 'queued_ms', r.moment,
+      'updated_ms', NOW, 'first_started_ms', '', 'last_started_ms', '', 'completed_ms', '', 'failed_ms', '',
+    }
+    for _, value in ipairs(fields) do values[#values + 1] = value end
+    shape = {
+      name = name, ttl_ms = ttl_ms or nil, is_empty = is_empty, options = options_of(r, options), values = values, n = #values,
+    }
+    shapes[packed] = shape
   end
-  return found
+  return shape
 end
 
 -- A ready task without group, time and the like, in one command of its own.
-local function release_plain(r, id, row, values)
-  local q, shape, fingerprint, key, payload = r.q, row.op[1], row.op[2], row.op[3], row.op[4]
-  local name, fields, options, ttl_ms, is_empty = shape[1], shape[2], shape[3], shape[4] or nil, shape[5]
+local function release_plain(r, id, row)
+  local q, shape, _, own = r.q, shape_of(r, row.shape), cmsgpack.unpack_one(row.value, row.at)
+  local values, n, key, payload = shape.values, shape.n, own[2], own[3]
   values[1], values[3], values[5] = q.job .. id, id, payload
-  values[7] = store.origin(r.moment, row.seq, ttl_ms, name, fingerprint, options_of(r, options))
-  local n = values.n
-  for i = 1, #fields do values[n + i] = fields[i] end
-  n = n + #fields
+  values[7] = store.origin(r.moment, row.seq, shape.ttl_ms, shape.name, own[1], shape.options)
   if key then
     values[n + 1], values[n + 2], values[n + 3], values[n + 4] = 'idempotency_key', key, 'more', '1'
     n = n + 4
@@ -218,17 +229,16 @@ local function release_plain(r, id, row, values)
   end
   run('HSET', unpack(values, 1, n))
   lanes.push(q.base .. 'wait', id)
-  add(q, 'idx:wait', r.moment, id)
-  cache[slot(q, id)] = nil
+  add(q, 'idx:wait', NOW, id)
   if request.events then
-    local data = '{"payload_bytes":' .. TEXT[is_empty and 0 or #payload] .. '}'
-    log.add(q, 'enqueued', id, name, false, 0, false, r.ended, r.ended, CODE.wait, data)
+    local data = '{"payload_bytes":' .. TEXT[shape.is_empty and 0 or #payload] .. '}'
+    log.add(q, 'enqueued', id, shape.name, false, 0, false, r.ended, r.ended, CODE.wait, data)
   end
 end
 
-local function release(r, id, row)
+local function release(r, row)
   machine.need('operations')
-  local q, op = r.q, row.op
+  local q, _, op = r.q, cmsgpack.unpack_one(row.value, row.at)
   local due, eta = math.max(op.eta or 0, r.ended), op.eta_us
   if op.interval_us and (not op.eta or op.eta < due) then eta = digits(due) .. '000' end
   op.options = options_of(r, op.options)
@@ -238,7 +248,6 @@ local function release(r, id, row)
     set(t, 'deps', '1')
   end
   if t.gid then lanes.mark_grouped(q, t.gid) end
-  t.since = r.ended
   lanes.move(t, due > now and 'delayed' or 'wait')
   log.note(t, 'enqueued', op.data)
 end
@@ -246,16 +255,11 @@ end
 local function release_all(r, rows)
   local q = r.q
   machine.promote(q, PROMOTE_LIMIT)
-  local values = {
-    '', 'id', '', 'payload', '', 'o', '', 'state', 'wait', 'attempt', '0', 'created_ms', r.moment, 'queued_ms', r.moment,
-    'updated_ms', NOW, 'first_started_ms', '', 'last_started_ms', '', 'completed_ms', '', 'failed_ms', '',
-  }
-  values.n = #values
-  local ids = {}
-  for _, row in ipairs(rows) do
-    ids[#ids + 1] = row.id
-    row.op = cmsgpack.unpack(row.packed)
-    if row.op[1] then release_plain(r, row.id, row, values) else release(r, row.id, row) end
+  local ids, seen_before = {}, next(cache) ~= nil
+  for i, row in ipairs(rows) do
+    ids[i] = row.id
+    if seen_before then cache[slot(q, row.id)] = nil end
+    if row.shape then release_plain(r, row.id, row) else release(r, row) end
   end
   in_parts('HDEL', q.o .. 'staged', ids)
   in_parts('HDEL', q.o .. 'claims', ids)
@@ -308,8 +312,8 @@ local function rows_of(r, ids)
   end
   for i, id in ipairs(ids) do
     if values[i] and not seen[id] then
-      local row = {id = id, value = values[i]}
-      row.seq, row.staged_ms, row.deps, row.run_id, row.packed = store.read_staged(values[i])
+      local row = store.read_staged(values[i])
+      row.id = id
       local held = row.run_id == r.id
       for _, other in ipairs(claims[i] and cmsgpack.unpack(claims[i]) or {}) do held = held or other == r.id end
       if held and published[id] then

@@ -361,10 +361,11 @@ local function check_staged(q, complaints, repair)
   for _, id in ipairs(run('ZRANGE', q.o .. 'runs', 0, -1)) do rows[id] = as_set(run('LRANGE', q.o .. 'rows:' .. id, 0, -1)) end
   local staged = run('HGETALL', q.o .. 'staged')
   for i = 1, #staged, 2 do
-    local id, seq, _, _, run_id = staged[i], store.read_staged(staged[i + 1])
+    local id, row = staged[i], store.read_staged(staged[i + 1])
+    local run_id = row.run_id
     if not run('ZSCORE', q.o .. 'tasks', id) then
       complaints[#complaints + 1] = q.o .. 'tasks lacks ' .. id
-      if repair then run('ZADD', q.o .. 'tasks', seq, id) end
+      if repair then run('ZADD', q.o .. 'tasks', row.seq, id) end
     end
     if not (rows[run_id] and rows[run_id][id]) then
       complaints[#complaints + 1] = 'run ' .. run_id .. ' does not know its task ' .. id
@@ -382,8 +383,14 @@ end
 function upkeep.check(op)
   local q, complaints, repair = queue(op.queue), {}, op.repair
   local waiting, running, counts = {}, {}, {}
-  local names = as_set(run('ZRANGE', q.o .. 'lanes', 0, -1))
-  for _, gid in ipairs(run('ZRANGE', q.base .. 'groups:ready', 0, -1)) do names[gid] = true end
+  local names = as_set(op.groups)
+  for _, key in ipairs({q.o .. 'lanes', q.base .. 'groups:ready'}) do
+    for _, gid in ipairs(run('ZRANGE', key, 0, -1)) do names[gid] = true end
+  end
+  for _, id in ipairs(run('ZRANGE', q.base .. 'idx:wait', 0, -1)) do
+    local gid = text(run('HGET', job_key(q, id), 'gid'))
+    if gid then names[gid] = true end
+  end
   check_lane(q, nil, q.base .. 'wait', waiting, complaints, repair)
   for gid in pairs(names) do check_lane(q, gid, q.base .. 'g:' .. gid .. ':wait', waiting, complaints, repair) end
   for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
