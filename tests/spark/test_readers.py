@@ -2,7 +2,8 @@
 
 import pickle
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/queue.db"
 
 
+Streams = Callable[..., StreamReader]
+
+
 def struct(table: str, *names: str) -> StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -53,12 +57,22 @@ def batch_reader(url: str, table: str, *names: str, **options: str) -> BatchRead
 
 def rows(made: Any, parts: Any) -> list[dict[str, Any]]:
     """What the executors would read; parts and reader travel as they do in Spark."""
-    batches = [batch for part in parts for batch in pickle.loads(pickle.dumps(made)).read(pickle.loads(pickle.dumps(part)))]
+    fresh = StreamReader(made.given, made.schema) if isinstance(made, StreamReader) else made
+    batches = [batch for part in parts for batch in pickle.loads(pickle.dumps(fresh)).read(pickle.loads(pickle.dumps(part)))]
     return pa.Table.from_batches(batches).to_pylist() if batches else []
 
 
-def stream(url: str, **options: str) -> StreamReader:
-    return StreamReader({"url": url, "table": "events", **options}, struct("events"))
+@pytest.fixture
+def stream() -> Iterator[Callable[..., StreamReader]]:
+    """Makes readers as the driver has them, and stops them as it does."""
+    with ExitStack() as stack:
+
+        def make(url: str, **options: str) -> StreamReader:
+            made = StreamReader({"url": url, "table": "events", **options}, struct("events"))
+            stack.callback(made.stop)
+            return made
+
+        yield make
 
 
 def drained(made: StreamReader, start: dict[str, Any], limit: int) -> tuple[list[int], dict[str, Any], list[dict[str, Any]]]:
@@ -187,7 +201,7 @@ def test_a_url_in_the_environment_stays_there(server: Server, monkeypatch: pytes
 # -- streams ---------------------------------------------------------------------------------------
 
 
-def test_batches_follow_each_other_up_to_the_limit(url: str) -> None:
+def test_batches_follow_each_other_up_to_the_limit(url: str, stream: Streams) -> None:
     enqueue(url, 25)
     made = stream(url, numPartitions="3")
     sizes, end, found = drained(made, made.initialOffset(), 10)
@@ -201,7 +215,7 @@ def test_batches_follow_each_other_up_to_the_limit(url: str) -> None:
     assert drained(made, end, 10)[0] == [3]
 
 
-def test_a_batch_that_is_repeated_holds_the_same_rows(url: str) -> None:
+def test_a_batch_that_is_repeated_holds_the_same_rows(url: str, stream: Streams) -> None:
     enqueue(url, 25)
     made = stream(url)
     start = made.initialOffset()
@@ -212,7 +226,7 @@ def test_a_batch_that_is_repeated_holds_the_same_rows(url: str) -> None:
     assert rows(again, again.partitions(start, end)) == first
 
 
-def test_a_queue_that_appears_later_is_read_from_its_beginning(server: Server, tmp_path: Path) -> None:
+def test_a_queue_that_appears_later_is_read_from_its_beginning(server: Server, tmp_path: Path, stream: Streams) -> None:
     url = empty("redis", tmp_path, server)
     enqueue(url, 2, "old")
     made = stream(url, startingOffsets="latest")
@@ -225,7 +239,7 @@ def test_a_queue_that_appears_later_is_read_from_its_beginning(server: Server, t
     assert sorted((row["shard"], row["seq"]) for row in found) == [("new", 1), ("new", 2), ("old", 3)]
 
 
-def test_available_now_ends_with_what_was_there_at_its_start(url: str) -> None:
+def test_available_now_ends_with_what_was_there_at_its_start(url: str, stream: Streams) -> None:
     enqueue(url, 7)
     made = stream(url)
     made.prepareForTriggerAvailableNow()
@@ -236,7 +250,7 @@ def test_available_now_ends_with_what_was_there_at_its_start(url: str) -> None:
     assert sum(made.reportLatestOffset()["shards"].values()) == sum(end["shards"].values()) + 10
 
 
-def test_a_stream_begins_where_it_is_told(url: str) -> None:
+def test_a_stream_begins_where_it_is_told(url: str, stream: Streams) -> None:
     enqueue(url, 3)
     with open_bulk(url) as bulk:
         (part,) = bulk.ranges("events")
@@ -284,7 +298,7 @@ def keep(url: str, events: int) -> int:
         return min(shard.first for shard in bulk.event_shards())
 
 
-def test_events_that_were_purged_unread_stop_the_stream(sqlite_url: str) -> None:
+def test_events_that_were_purged_unread_stop_the_stream(sqlite_url: str, stream: Streams) -> None:
     enqueue(sqlite_url, 30)
     made = stream(sqlite_url)
     start = made.initialOffset()
@@ -297,7 +311,7 @@ def test_events_that_were_purged_unread_stop_the_stream(sqlite_url: str) -> None
         rows(made, made.partitions(start, end))
 
 
-def test_a_lenient_stream_goes_on_with_what_is_left(url: str) -> None:
+def test_a_lenient_stream_goes_on_with_what_is_left(url: str, stream: Streams) -> None:
     enqueue(url, 30)
     strict, made = stream(url), stream(url, failOnDataLoss="false")
     start = strict.initialOffset()
@@ -308,7 +322,7 @@ def test_a_lenient_stream_goes_on_with_what_is_left(url: str) -> None:
     assert [row["seq"] for row in drained(made, start, 100)[2]] == list(range(first, 31))
 
 
-def test_another_store_at_the_same_place_stops_the_stream(tmp_path: Path, sqlite_url: str) -> None:
+def test_another_store_at_the_same_place_stops_the_stream(tmp_path: Path, sqlite_url: str, stream: Streams) -> None:
     enqueue(sqlite_url, 5)
     made = stream(sqlite_url)
     _, end, _ = drained(made, made.initialOffset(), 100)
