@@ -25,13 +25,8 @@ CONCURRENCY = 10
 
 def run(bench: Bench, appendfsync: str | None = None) -> Iterator[Figure]:
     """In memory, or with an append-only file that is synced as said."""
-    label, note, options = "redis", "in memory", {}
-    if appendfsync is not None:
-        label, note, options = (
-            f"redis-{appendfsync}",
-            f"appendfsync {appendfsync}",
-            {"appendonly": "yes", "appendfsync": appendfsync},
-        )
+    label, note = ("redis", "in memory") if appendfsync is None else (f"redis-{appendfsync}", f"appendfsync {appendfsync}")
+    options = {} if appendfsync is None else {"appendonly": "yes", "appendfsync": appendfsync}
     one, many, drained = bench.size(3_000, 500), bench.size(30_000, 5_000), bench.size(20_000, 5_000)
     with running(bench.fresh(), **options) as server:
         guest = Guest(bench, server, bench.size(2_000, 500))

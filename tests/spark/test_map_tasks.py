@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import spark_jobs
+import row_jobs
 from pyspark.errors import SparkRuntimeException
 
 from omniq import Invalid, OmniQ, Settings
@@ -25,7 +25,7 @@ def working(url: str, concurrency: int = 4, queues: list[str] | None = None) -> 
     """A worker in this process."""
     with (
         OmniQ.from_url(url, settings=Settings(backoff_base=0.01)) as oq,
-        oq.worker(concurrency=concurrency, allow=["spark_jobs"], queues=queues),
+        oq.worker(concurrency=concurrency, allow=["row_jobs"], queues=queues),
     ):
         yield oq
 
@@ -42,7 +42,7 @@ def test_results_come_back_as_typed_columns_beside_their_rows(spark: "SparkSessi
     with working(each_store):
         found = map_tasks(
             numbers(spark),
-            spark_jobs.price,
+            row_jobs.price,
             each_store,
             key="n",
             args=["n"],
@@ -68,7 +68,7 @@ def test_results_come_back_as_typed_columns_beside_their_rows(spark: "SparkSessi
 def test_a_failed_task_gives_nulls_or_an_error(spark: "SparkSession", store: str) -> None:
     arguments: dict[str, Any] = {"key": "n", "args": {"n": "n"}, "returns": "double", "max_retries": 1}
     with working(store):
-        found = map_tasks(numbers(spark, 4), spark_jobs.half, store, **arguments)
+        found = map_tasks(numbers(spark, 4), row_jobs.half, store, **arguments)
         assert rows(found, "n", "result", "_status", "_error", "_attempts") == [
             (0, 0.0, "SUCCESS", None, 1),
             (1, None, "FAILED", "ValueError: 1 is odd", 2),
@@ -76,7 +76,7 @@ def test_a_failed_task_gives_nulls_or_an_error(spark: "SparkSession", store: str
             (3, None, "FAILED", "ValueError: 3 is odd", 2),
         ]
         with pytest.raises(TasksFailed, match=r"^2 of 4 tasks in queue 'default' failed .*: ValueError: \d is odd; repair it"):
-            map_tasks(numbers(spark, 4), spark_jobs.half, store, on_error="raise", **arguments)
+            map_tasks(numbers(spark, 4), row_jobs.half, store, on_error="raise", **arguments)
 
 
 def test_a_call_that_was_cut_short_goes_on_and_runs_nothing_twice(spark: "SparkSession", each_store: str) -> None:
@@ -84,20 +84,20 @@ def test_a_call_that_was_cut_short_goes_on_and_runs_nothing_twice(spark: "SparkS
     table = numbers(spark, 8).selectExpr("n", f"'{mark}' as mark")
     arguments: dict[str, Any] = {"key": "n", "args": ["mark", "n"], "returns": "int", "max_retries": 0, "queue": "counts"}
     with pytest.raises(NotEnded, match=r"^8 of 8 tasks in queue 'counts' have not ended within 0.01 s.*omniq worker"):
-        map_tasks(table, spark_jobs.count_good, each_store, timeout=0.01, **arguments)
+        map_tasks(table, row_jobs.count_good, each_store, timeout=0.01, **arguments)
     with pytest.raises(NotEnded, match=r"no worker serves their queue \(the queue has 8 waiting, 0 running\)"):
-        map_tasks(table, spark_jobs.count_good, each_store, no_worker_after=0.01, **arguments)
-    kept = map_tasks(table, spark_jobs.count_good, each_store, timeout=0.01, on_error="keep", **arguments)
+        map_tasks(table, row_jobs.count_good, each_store, no_worker_after=0.01, **arguments)
+    kept = map_tasks(table, row_jobs.count_good, each_store, timeout=0.01, on_error="keep", **arguments)
     assert rows(kept, "n", "result", "_status", "_attempts") == [(n, None, "PENDING", 0) for n in range(8)]
     with working(each_store):
         for _ in range(2):
-            found = map_tasks(table, spark_jobs.count_good, each_store, **arguments)
+            found = map_tasks(table, row_jobs.count_good, each_store, **arguments)
             assert rows(found, "n", "result") == [(n, None if n % 2 else n) for n in range(8)]
-        assert {spark_jobs.runs[f"{mark}/{n}"] for n in range(8)} == {1}
-        spark_jobs.gates[mark].set()
-        mended = map_tasks(table, spark_jobs.count_good, each_store, retry_failed=True, **arguments)
+        assert {row_jobs.runs[f"{mark}/{n}"] for n in range(8)} == {1}
+        row_jobs.gates[mark].set()
+        mended = map_tasks(table, row_jobs.count_good, each_store, retry_failed=True, **arguments)
         assert rows(mended, "n", "result", "_status") == [(n, n, "SUCCESS") for n in range(8)]
-    assert {n: spark_jobs.runs[f"{mark}/{n}"] for n in range(8)} == {n: 1 + n % 2 for n in range(8)}
+    assert {n: row_jobs.runs[f"{mark}/{n}"] for n in range(8)} == {n: 1 + n % 2 for n in range(8)}
 
 
 def test_groups_keep_their_limits(spark: "SparkSession", store: str) -> None:
@@ -105,19 +105,19 @@ def test_groups_keep_their_limits(spark: "SparkSession", store: str) -> None:
     table = spark.range(24).selectExpr("id as n", "if(id % 3 = 0, 'big', 'small') as tenant", f"'{mark}' as mark")
     with working(store, concurrency=8):
         found = map_tasks(
-            table, spark_jobs.crowd, store, key="n", args=["mark", "tenant", "n"], returns="int", group="tenant", group_limit=2
+            table, row_jobs.crowd, store, key="n", args=["mark", "tenant", "n"], returns="int", group="tenant", group_limit=2
         )
         assert rows(found, "result") == [(n,) for n in range(24)]
-    assert {spark_jobs.most[f"{mark}/{tenant}"] for tenant in ("big", "small")} == {2}
+    assert {row_jobs.most[f"{mark}/{tenant}"] for tenant in ("big", "small")} == {2}
 
 
 def test_a_result_of_another_shape_is_told(spark: "SparkSession", store: str) -> None:
     arguments: dict[str, Any] = {"key": "n", "args": ["n"], "returns": "length int"}
     with working(store):
-        found = map_tasks(numbers(spark, 1), spark_jobs.text, store, **arguments)
+        found = map_tasks(numbers(spark, 1), row_jobs.text, store, **arguments)
         sentence = 'the result does not fit returns (length int): {"length":"no number 0"}'
         assert rows(found, "length", "_status", "_error") == [(None, "SUCCESS", sentence)]
-        strict = map_tasks(numbers(spark, 1), spark_jobs.text, store, on_error="raise", **arguments)
+        strict = map_tasks(numbers(spark, 1), row_jobs.text, store, on_error="raise", **arguments)
         with pytest.raises(SparkRuntimeException, match="does not fit returns"):
             strict.collect()
 
@@ -127,12 +127,12 @@ def test_tasks_that_are_gone_are_told_instead_of_waited_for(
 ) -> None:
     monkeypatch.setattr("omniq.spark.outcomes.LONG_S", 0.0)
     arguments: dict[str, Any] = {"key": "id", "args": ["id"], "namespace": "mine"}
-    enqueue(spark.range(1), store, spark_jobs.text, **arguments)  # remembers the key for longer than the result is kept
+    enqueue(spark.range(1), store, row_jobs.text, **arguments)  # remembers the key for longer than the result is kept
     with working(store) as oq:
-        (found,) = map_tasks(spark.range(1), spark_jobs.text, store, returns="string", **arguments).collect()
+        (found,) = map_tasks(spark.range(1), row_jobs.text, store, returns="string", **arguments).collect()
         oq._call(oq.storage.purge_results(dt.datetime.now(dt.UTC) + dt.timedelta(days=1)))
     with pytest.raises(TaskNotFound, match=f"task '{found._task_id}' was enqueued before and is gone"):
-        map_tasks(spark.range(1), spark_jobs.text, store, returns="string", **arguments)
+        map_tasks(spark.range(1), row_jobs.text, store, returns="string", **arguments)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_tasks_that_are_gone_are_told_instead_of_waited_for(
 )
 def test_what_cannot_be_is_said_first(spark: "SparkSession", store: str, arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(Invalid, match=sentence):
-        map_tasks(numbers(spark), spark_jobs.half, store, key="n", args=["n"], **arguments)
+        map_tasks(numbers(spark), row_jobs.half, store, key="n", args=["n"], **arguments)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_stream_is_mapped_batch_by_batch_and_a_repeated_batch_runs_nothing_aga
     def run() -> None:
         query = map_stream(
             stream.selectExpr("*", f"'{mark}' as mark"),
-            spark_jobs.count,
+            row_jobs.count,
             store,
             key="n",
             args=["mark", "n"],
@@ -193,4 +193,4 @@ def test_a_stream_is_mapped_batch_by_batch_and_a_repeated_batch_runs_nothing_aga
     assert [batch_id for batch_id, _ in batches] == [0, 1, 1, 2]
     assert batches[1] == batches[2]
     assert sorted(row for batch_id, found in batches[:1] + batches[2:] for row in found) == [(n, n) for n in range(6)]
-    assert {spark_jobs.runs[f"{mark}/{n}"] for n in range(6)} == {1}
+    assert {row_jobs.runs[f"{mark}/{n}"] for n in range(6)} == {1}

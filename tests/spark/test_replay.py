@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-import spark_jobs
+import row_jobs
 
 from omniq import Invalid, OmniQ, TaskStatus
 from omniq.models import new_id
@@ -28,7 +28,7 @@ def opened(url: str) -> Generator[OmniQ, None, None]:
 
 
 def work(oq: OmniQ) -> None:
-    with oq.worker(concurrency=4, allow=["spark_jobs"], queues=["odd", "even"]) as worker:
+    with oq.worker(concurrency=4, allow=["row_jobs"], queues=["odd", "even"]) as worker:
         worker.drain()
 
 
@@ -38,9 +38,9 @@ def failed_ids(url: str) -> list[str]:
     with opened(url) as oq:
         for n in range(10):
             one = oq.options(queue="odd" if n < 6 else "even", max_retries=0, group="g", headers={"trace": f"t{n}"})
-            one.enqueue(spark_jobs.count_good, mark, n)
+            one.enqueue(row_jobs.count_good, mark, n)
         work(oq)
-        spark_jobs.gates[mark].set()
+        row_jobs.gates[mark].set()
         return sorted(task.id for task in oq.find(Filter(statuses=(TaskStatus.FAILED,)))[0])
 
 
@@ -55,7 +55,7 @@ def counts(report: ReplayReport) -> tuple[int, ...]:
 def test_failed_tasks_run_again_once_per_label_and_name_their_originals(spark: "SparkSession", each_store: str) -> None:
     ids = failed_ids(each_store)
     with opened(each_store) as oq:
-        waiting = oq.options(queue="later").enqueue(spark_jobs.text, 1)
+        waiting = oq.options(queue="later").enqueue(row_jobs.text, 1)
     asked = table(spark, [*ids, *ids, waiting, "never-was"])
     first = replay(asked, each_store, label="fix-1")
     assert (first.dry_run, counts(first)) == (True, (7, 5, 0, 1, 1))

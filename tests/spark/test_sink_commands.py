@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import spark_jobs
+import row_jobs
 import typer
 from typer.testing import CliRunner
 
@@ -32,7 +32,7 @@ def invoked(*words: str, on: Any = app) -> str:
 
 def test_a_file_of_rows_is_enqueued(spark: "SparkSession", store: str, tmp_path: Path) -> None:
     (tmp_path / "orders.csv").write_text(CSV)
-    words = ["spark", "enqueue", "--from", str(tmp_path / "orders.csv"), "--func", "spark_jobs:price", "--key", "order"]
+    words = ["spark", "enqueue", "--from", str(tmp_path / "orders.csv"), "--func", "row_jobs:price", "--key", "order"]
     words += ["--args", "n=order,scale=price", "--queue", "shop", "--retries", "1", "--timeout", "2m", "--store", store]
     assert invoked(*words).startswith("enqueued 3 tasks of 3 rows in queue shop\nrun ")
     report = json.loads(invoked(*words, "--json"))
@@ -40,7 +40,7 @@ def test_a_file_of_rows_is_enqueued(spark: "SparkSession", store: str, tmp_path:
     with OmniQ.from_url(store) as oq:
         tasks = oq.find()[0]
     assert sorted((task.kwargs["n"], task.kwargs["scale"]) for task in tasks) == [(1, 2.5), (2, 3.0), (3, None)]
-    assert {(task.func_path, task.max_retries, task.timeout) for task in tasks} == {("spark_jobs:price", 1, 120.0)}
+    assert {(task.func_path, task.max_retries, task.timeout) for task in tasks} == {("row_jobs:price", 1, 120.0)}
 
 
 def test_files_of_each_kind_have_the_same_rows(spark: "SparkSession", tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_failed_tasks_of_the_lake_are_replayed_after_a_look(spark: "SparkSession
     mark = new_id()
     with OmniQ.from_url(store) as oq:
         for n in range(5):
-            oq.options(max_retries=0).enqueue(spark_jobs.count_good, mark, n)
-        with oq.worker(allow=["spark_jobs"]) as worker:
+            oq.options(max_retries=0).enqueue(row_jobs.count_good, mark, n)
+        with oq.worker(allow=["row_jobs"]) as worker:
             worker.drain()
         (gone, *_) = oq.find(Filter(statuses=(TaskStatus.FAILED,)))[0]
         lake = Lake.init(tmp_path / "lake")

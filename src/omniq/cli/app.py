@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from omniq._version import __version__
-from omniq.cli import dlq, groups, spark, tasks
+from omniq.cli import dlq, groups, lake, spark, tasks
 from omniq.cli.backup import backup_command
 from omniq.cli.bench import bench_command
 from omniq.cli.doctor import doctor_command
@@ -72,6 +72,7 @@ app.command("bench")(bench_command)
 app.command("serve")(serve_command)
 app.command("send")(send_command)
 app.add_typer(spark.app, name="spark")
+app.add_typer(lake.app, name="lake")
 
 
 def main() -> None:

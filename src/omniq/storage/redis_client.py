@@ -248,11 +248,11 @@ class Client:
         try:
             if not self.target.cluster:
                 return await self._on_connection(self.of_loop().connection_pool, key, call)
-            return await self.nodes_of_loop().call(key, lambda pool, asking: self._on_connection(pool, key, call, asking))
+            return await self.nodes_of_loop().call(key, lambda pool: self._on_connection(pool, key, call))
         except _FAILED as exc:
             raise self.translate(exc) from exc
 
-    async def _on_connection(self, pool: Any, key: str, call: bytes, asking: bool = False) -> Any:
+    async def _on_connection(self, pool: Any, key: str, call: bytes) -> Any:
         try:
             async with asyncio.timeout(ANSWER_S):
                 connection = await pool.get_connection()
@@ -260,9 +260,6 @@ class Client:
             raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
 
         async def ask(*command: Any) -> Any:
-            if asking:
-                await connection.send_command("ASKING")
-                await connection.read_response()
             await connection.send_command(*command)
             return await connection.read_response()
 
@@ -288,7 +285,7 @@ class Client:
             client = self.of_threads()
             if not isinstance(client, Nodes):
                 return self._on_blocking_connection(client.connection_pool, key, call)
-            return client.call(key, lambda pool, asking: self._on_blocking_connection(pool, key, call, asking))
+            return client.call(key, lambda pool: self._on_blocking_connection(pool, key, call))
         except _FAILED as exc:
             raise self.translate(exc) from exc
 
@@ -333,16 +330,13 @@ class Client:
         finally:
             self._give_back(pool, connection)
 
-    def _on_blocking_connection(self, pool: Any, key: str, call: Sequence[Any], asking: bool = False) -> Any:
+    def _on_blocking_connection(self, pool: Any, key: str, call: Sequence[Any]) -> Any:
         try:
             connection = self._take(pool)
         except _LOST as exc:
             raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
 
         def ask(*command: Any) -> Any:
-            if asking:
-                connection.send_command("ASKING")
-                connection.read_response()
             connection.send_command(*command)
             return connection.read_response()
 

@@ -14,11 +14,12 @@ from redis.exceptions import AskError, ClusterDownError, MovedError
 from omniq.errors import StoreError, StoreUnavailable
 
 REDIRECTS = 16  # a node that redirects a call has not carried it out
+MOVING = "its slot is on its way to another node, and a script would find half of its keys there; try again when it has arrived"
 
 Place = tuple[str, int]
 
 
-def _redirected(exc: AskError, place: Place) -> Place:
+def _redirected(exc: MovedError, place: Place) -> Place:
     told = cast(Any, exc)
     return told.host or place[0], int(told.port)
 
@@ -39,17 +40,17 @@ class AsyncNodes:
             self.stale = False
         return self._client
 
-    async def call(self, key: str, send: Callable[[Any, bool], Awaitable[Any]]) -> Any:
-        """Send to the node of a key, or to where it redirects; `send` is given connections, and whether to ask first."""
+    async def call(self, key: str, send: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Send to the node of a key, or to where it redirects; `send` is given a pool of connections."""
         node = (await self.ready()).get_node_from_key(key)
-        place, asking = (str(node.host), int(node.port)), False
+        place = (str(node.host), int(node.port))
         for _ in range(REDIRECTS):
             try:
-                return await send(self._pool(place), asking)
+                return await send(self._pool(place))
+            except MovedError as exc:
+                self.stale, place = True, _redirected(exc, place)
             except AskError as exc:
-                asking = not isinstance(exc, MovedError)  # it moves, or it has moved for good
-                self.stale |= not asking
-                place = _redirected(exc, place)
+                raise StoreUnavailable(f"{key}: {MOVING}") from exc
             except (StoreError, ClusterDownError):
                 self.stale = True
                 raise
@@ -83,16 +84,16 @@ class Nodes:
     def execute_command(self, *command: Any) -> Any:
         return self.ready().execute_command(*command)
 
-    def call(self, key: str, send: Callable[[Any, bool], Any]) -> Any:
+    def call(self, key: str, send: Callable[[Any], Any]) -> Any:
         node = self.ready().get_node_from_key(key)
-        place, asking = (str(node.host), int(node.port)), False
+        place = (str(node.host), int(node.port))
         for _ in range(REDIRECTS):
             try:
-                return send(self._pool(place), asking)
+                return send(self._pool(place))
+            except MovedError as exc:
+                self.stale, place = True, _redirected(exc, place)
             except AskError as exc:
-                asking = not isinstance(exc, MovedError)
-                self.stale |= not asking
-                place = _redirected(exc, place)
+                raise StoreUnavailable(f"{key}: {MOVING}") from exc
             except (StoreError, ClusterDownError):
                 self.stale = True
                 raise
