@@ -52,6 +52,6 @@ $(VENV_BUILT):
 
 # PIP_CONSTRAINT holds for the build backend too; -c alone does not.
 $(INSTALLED): $(VENV_BUILT) pyproject.toml constraints.txt src/omniq/_version.py
-	@echo "installing omniq and its tools into .venv"
+	@echo "installing omniq and its tools into .venv (Spark is large: this takes minutes)"
 	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -e '.[all,dev]' -c constraints.txt
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
@@ -25,6 +26,8 @@ SUBJECTS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "idle": resting.run_idle,
     "memory": resting.run_memory,
     "redis": on_redis.run,
+    "redis-everysec": functools.partial(on_redis.run, appendfsync="everysec"),
+    "redis-always": functools.partial(on_redis.run, appendfsync="always"),
     "tcp": tcp.run,
     "file": file.run,
     "waiting": file.run_waiting,

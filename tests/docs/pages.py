@@ -18,6 +18,7 @@ A page's blocks run in order in one folder and one process:
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -98,8 +99,8 @@ def run_page(page: Path, folder: Path, timeout: float) -> None:
     """Run a page in a folder and a process of its own."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OMNIQ_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    if shutil.which("nc") is None:  # then a stand-in of our own: what the pages show is the protocol, not netcat
-        environment["PATH"] += f"{os.pathsep}{Path(__file__).with_name('stand-ins')}"
+    if not has_netcat():  # then a stand-in of our own: what the pages show is the protocol, not netcat
+        environment["PATH"] = f"{Path(__file__).with_name('stand-ins')}{os.pathsep}{environment['PATH']}"
     environment.pop("PYTEST_ADDOPTS", None)
     done = subprocess.run(
         [sys.executable, __file__, name(page), msgspec.json.encode(to_run(page)).decode()],
@@ -110,6 +111,15 @@ def run_page(page: Path, folder: Path, timeout: float) -> None:
         timeout=timeout,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@functools.cache
+def has_netcat() -> bool:
+    """Whether `nc` is one that knows `-N`; there are several programs of that name."""
+    if shutil.which("nc") is None:
+        return False
+    told = subprocess.run(["nc", "-h"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=10)
+    return bool(re.search(r"^\s+-N\b", told.stdout + told.stderr, re.MULTILINE))
 
 
 def name(page: Path) -> str:

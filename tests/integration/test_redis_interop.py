@@ -7,83 +7,25 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.guest import NoGuest, make_guest
 from support.redis_server import Server
+from support.sides import SUPPORT, Ours, Theirs, guest_command
 from support.waiting import wait_for
 
 from omniq import OmniQ, RedisStorage, Settings
-from omniq.contract import ContractClient
 from omniq.operations import Enqueue
 from omniq.storage.bulk import open_bulk
 
 QUEUE = "shared"
-SUPPORT = Path(__file__).parent.parent / "support"
 MINUTE_MS = 60_000
-
-
-@pytest.fixture(scope="session")
-def guest_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python that has the published client, which has the name of our package, and nothing of ours."""
-    try:
-        return make_guest(tmp_path_factory.mktemp("guest"))
-    except NoGuest as exc:
-        pytest.skip(f"the published client cannot be installed here: {exc}")
 
 
 def value_of(answer: Any, name: str) -> Any:
     return answer[name] if isinstance(answer, dict) else getattr(answer, name)
-
-
-def guest(python: str) -> list[str]:
-    """The command of their side; whatever `PYTHONPATH` names is ours."""
-    return [python, "-E", str(SUPPORT / "guest_side.py")]
-
-
-class Theirs:
-    """The published client in a process of its own."""
-
-    def __init__(self, python: str, port: int) -> None:
-        command = [*guest(python), str(port)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(**arguments: Any) -> Any:
-            stdin, stdout = self._process.stdin, self._process.stdout
-            assert stdin is not None
-            assert stdout is not None
-            stdin.write(json.dumps({"method": method, "arguments": arguments}) + "\n")
-            stdin.flush()
-            answer = json.loads(stdout.readline())
-            if "error" in answer:
-                raise RuntimeError(answer["error"])
-            return answer["ok"]
-
-        return call
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(10)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-class Ours:
-    """Our client, called with the same keywords."""
-
-    def __init__(self, url: str) -> None:
-        self.client = ContractClient.from_url(url)
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        return getattr(self.client, method)
-
-    def close(self) -> None:
-        self.client.close()
 
 
 @pytest.fixture
@@ -301,7 +243,7 @@ def test_both_consume_one_queue_while_their_processes_are_killed(
     log = tmp_path / "ran"
     log.touch()
     commands = [
-        [*guest(guest_python), str(redis_server.port), QUEUE, str(log)],
+        guest_command(guest_python, redis_server.port, QUEUE, str(log)),
         [sys.executable, str(SUPPORT / "own_side.py"), redis_url, QUEUE, str(log)],
     ]
 

@@ -16,7 +16,7 @@ from omniq import AsyncOmniQ
 from omniq.cli.copying import Copy
 from omniq.errors import Invalid, Refused
 from omniq.models import Blocker, Record, State, StoredResult, new_token
-from omniq.operations import Ack, Enqueue, Extend, Fail, Filter, Reserve, Reserved, Retention, Saved
+from omniq.operations import Ack, Cancel, Enqueue, Extend, Fail, Filter, Reserve, Reserved, Retention, Saved
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.redis import RedisStorage
@@ -353,6 +353,38 @@ def test_callers_that_come_together_share_a_call(server: Server, raw: Any) -> No
         await asyncio.gather(*[storage.apply([(new(f"t{n}"),)]) for n in range(200)])
         assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] < 20
         assert (await storage.counts())[0].ready == 201
+
+    run(server, body)
+
+
+def test_a_call_is_one_call_of_the_script_however_much_it_carries(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        await storage.apply([(new(f"first {q}", queue=q),) for q in "abc"])
+        raw.config_resetstat()
+        call: list[Any] = [(new(f"{q}{n}", queue=q), new(f"{q}{n} too", queue="a")) for n in range(9) for q in "abc"]
+        call.append((Reserve(queues=("a", "b", "c"), limit=9, token=new_token()),))
+        for answer in await storage.apply(call):
+            assert not isinstance(answer, Refused), answer
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+
+    run(server, body)
+
+
+def test_what_was_cancelled_or_is_blocked_is_in_no_lane_and_no_counter_of_the_contract(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        later = new("later", delay_us=60_000_000)
+        blocked = new("blocked", blocked_by=(Blocker("waits", Q),))
+        await add(storage, new("waits"), new("grouped", group="g"), later, blocked)
+        for id in ("grouped", "later"):
+            (answer,) = await storage.apply([(Cancel(queue=Q, id=id),)])
+            assert not isinstance(answer, Refused)
+        assert raw.lrange(f"{BASE}wait", 0, -1) == [b"waits"]
+        for key in ("g:g:wait", "groups:ready", "delayed", "idx:delayed"):
+            assert not raw.exists(BASE + key), key
+        assert raw.zrange(f"{BASE}idx:wait", 0, -1) == [b"waits"]
+        stats = {name.decode(): value for name, value in raw.hgetall(f"{BASE}stats").items()}
+        assert (stats["waiting"], stats["group_waiting"], stats["delayed"], stats["groups_ready"]) == (b"1", b"0", b"0", b"0")
+        assert not raw.exists(f"{BASE}job:grouped", f"{BASE}job:later")
 
     run(server, body)
 

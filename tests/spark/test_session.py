@@ -1,7 +1,7 @@
 """The session that omniq starts: its settings, where it keeps things, and how errors come out of it."""
 
+import configparser
 import os
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +90,7 @@ def _name_two_lines(_: Any) -> Any:
 
 
 def _raise_foreign(_: Any) -> Any:
-    raise re.error("bad pattern")
+    raise configparser.Error("bad pattern")
 
 
 def _batches(rows: "Iterator[Any]", fail: Any) -> "Iterator[Any]":
@@ -103,19 +103,17 @@ def _batches(rows: "Iterator[Any]", fail: Any) -> "Iterator[Any]":
     [
         (_refuse, IdempotencyConflict, "the key k1: was used"),
         (_name_two_lines, ValueError, "first: line\nsecond line"),
-        (_raise_foreign, SparkFailed, "re.error: bad pattern"),
+        (_raise_foreign, SparkFailed, "configparser.Error: bad pattern"),
     ],
 )
 def test_an_error_on_an_executor_comes_out_as_the_python_error(
-    spark: "SparkSession", capfd: pytest.CaptureFixture[str], fail: Any, kind: type[Exception], text: str
+    spark: "SparkSession", fail: Any, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(Exception) as caught, omniq.spark.unwrapped():  # noqa: PT011 - the type is asserted exactly
         spark.range(1).mapInArrow(lambda rows: _batches(rows, fail), "id long").collect()
     assert (type(caught.value), str(caught.value)) == (kind, text)
     assert fail.__name__ in "".join(caught.value.__notes__)
     assert "org.apache" not in "".join(caught.value.__notes__)
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "")
 
 
 def test_an_error_in_a_batch_of_a_stream_comes_out_as_the_python_error(spark: "SparkSession", tmp_path: Path) -> None:
@@ -176,6 +174,38 @@ except omniq.ConfigError as exc:
     print(exc)
 """
     assert "pass SparkSession.builder.getOrCreate() instead" in _python(code, SPARK_REMOTE="sc://127.0.0.1:1")
+
+
+FAILURES = """
+import omniq.spark
+from pyspark.errors import AnalysisException
+
+def fail(rows):
+    raise ValueError("no")
+
+def attempt(action):
+    try:
+        with omniq.spark.unwrapped():
+            action()
+    except (ValueError, AnalysisException) as exc:
+        print(type(exc).__name__)
+
+spark = omniq.spark.session(master="local[2]", fast_start=True)
+attempt(lambda: spark.range(4).mapInArrow(fail, "id long").collect())
+attempt(lambda: spark.range(4).mapInArrow(fail, "id long").write.parquet("written"))
+attempt(lambda: spark.sql("select nothing from nowhere"))
+stream = spark.readStream.format("rate").load().writeStream.foreachBatch(lambda frame, number: fail(frame))
+query = stream.option("checkpointLocation", "checkpoint").start()
+attempt(query.awaitTermination)
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_is_raised_once_and_printed_nowhere(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FAILURES], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["ValueError", "ValueError", "AnalysisException", "ValueError"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"written", "checkpoint"}
 
 
 CONNECT = """

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from support.redis_server import running
 from support.shell import Shell
 from support.spark_cluster import Cluster, cluster
 from support.waiting import wait_for
+
+from omniq.spark.java import find_java, launcher
 
 JOBS = "support.spark_jobs"
 SMALL = ["--conf", "spark.driver.memory=512m", "--conf", "spark.executor.memory=512m"]
@@ -65,7 +69,8 @@ def test_the_tasks_of_a_node_that_is_killed_come_back_and_are_done(tmp_path: Pat
             worker = sh.start(*words, "--concurrency", "4", "--drain", *SMALL)
             wait_for(lambda: all(spark_jobs.runs(path) for path in held), within=WITHIN_S)  # four on each node
             assert all(len(node.executors()) == 1 for node in started.workers)
-            started.workers[0].kill()
+            killed = started.workers[0].kill()
+            hit = [id for id, path in zip(ids, held, strict=True) if int(Path(path).read_text()) in killed]
             gate.touch()
             assert worker.wait(WITHIN_S) == 0, sh.said
             results = [oq.get_result(id) for id in ids]
@@ -74,11 +79,12 @@ def test_the_tasks_of_a_node_that_is_killed_come_back_and_are_done(tmp_path: Pat
         sh.close()
         assert [r.result for r in results if r is not None] == ["through"] * 8
         assert len(lost) == 4
+        assert lost == hit
         assert [r.attempts for r in results if r is not None] == [2 if id in lost else 1 for id in ids]
         assert [spark_jobs.runs(path) for path in held] == [2 if id in lost else 1 for id in ids]
         assert [spark_jobs.runs(path) for path in paths] == [1] * 40
         assert counts == {"default": (8, 0), "later": (40, 0)}
-        assert "1 slots were lost" in sh.said
+        assert "what 1 lost rounds had done" in sh.said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -119,3 +125,33 @@ def test_the_second_signal_ends_it_at_once_and_the_task_comes_back(tmp_path: Pat
     sh.close()
     assert result is not None
     assert (result.result, result.attempts) == ("through", 2)
+
+
+CONNECT = """
+import socket, sys
+from pyspark.sql import SparkSession
+from omniq.spark import run_worker
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+place = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
+spark = SparkSession.builder.config(map={**place, "spark.ui.enabled": "false"}).remote("local[2]").getOrCreate()
+report = run_worker(spark, sys.argv[1], modules=["support.spark_jobs"], slots=2, drain=True)
+print(report.done, report.failed, report.lost)
+spark.stop()
+"""
+
+
+def test_a_session_of_connect_runs_tasks_too(tmp_path: Path, folder: Path) -> None:
+    sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
+    (tmp_path / "script.py").write_text(CONNECT)
+    paths = [str(folder / str(n)) for n in range(20)]
+    with sh.queue() as oq:
+        oq.enqueue_many(spark_jobs.once, [(path,) for path in paths])
+    java = {"JAVA_HOME": str(launcher(find_java())), "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "script.py", sh.url]
+    environment = {**sh.environment, **java}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=WITHIN_S)
+    assert (done.returncode, done.stdout) == (0, "20 0 0\n"), done.stderr
+    assert [spark_jobs.runs(path) for path in paths] == [1] * 20

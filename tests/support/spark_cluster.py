@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from support.redis_server import free_port
@@ -48,22 +48,36 @@ class Daemon:
 
     def executors(self) -> list[int]:
         """The ids of the executors that this worker has started and that are there."""
-        listings = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        children = [int(word) for listing in listings for word in listing.read_text().split()]
-        return [pid for pid in children if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [pid for pid in _children(self.process.pid) if "CoarseGrainedExecutorBackend" in _command(pid)]
 
-    def kill(self) -> None:
-        """As if its machine had gone: first the worker, so that it starts no other executor, then its executors."""
-        executors = self.executors()
-        self.process.kill()
+    def kill(self) -> list[int]:
+        """As if its machine had gone: the worker, its executors and their Python processes, whose ids are returned."""
+        below = _below(self.process.pid)
+        self.process.kill()  # first, so that it starts no other executor
         self.process.wait()
-        for pid in executors:
-            os.kill(pid, signal.SIGKILL)
+        for pid in below:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return below
 
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(60)
+
+
+def _children(pid: int) -> list[int]:
+    listings = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for listing in listings for word in listing.read_text().split()]
+
+
+def _below(pid: int) -> list[int]:
+    children = _children(pid)
+    return children + [pid for child in children for pid in _below(child)]
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 class Cluster:

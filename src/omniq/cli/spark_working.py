@@ -79,7 +79,7 @@ def work(plan: Plan) -> None:
                 settings=settings,
                 stop=stopping,
             )
-    lost = f"; {report.lost} slots were lost, and what they did is not counted" if report.lost else ""
+    lost = f"; not counted: what {report.lost} lost rounds had done" if report.lost else ""
     log.info("all slots ended: %d done, %d failed, %d retried%s", report.done, report.failed, report.retried, lost)
 
 

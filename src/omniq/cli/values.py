@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from omniq.durations import in_seconds as seconds
@@ -28,6 +28,14 @@ def past(text: str, now: datetime | None = None) -> datetime:
     """A moment, or how long ago it was."""
     found = moment_or_delay(text)
     return (now or datetime.now(UTC)) - found if isinstance(found, timedelta) else found
+
+
+def day(text: str) -> date:
+    """`2026-11-01`"""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise Invalid(f"{text!r} is no day: write it like 2026-11-01") from None
 
 
 def _moment(text: str) -> datetime:

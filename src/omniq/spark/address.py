@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 import msgspec
 
 from omniq.errors import ConfigError, StoreUnavailable
-from omniq.portal import Portal
-from omniq.storage.base import BaseStorage
 from omniq.storage.bulk import Bulk, open_bulk
 from omniq.storage.filesystems import boot_id
 from omniq.storage.url import file_path, file_url, mask, sqlite_path, sqlite_url
@@ -50,15 +48,10 @@ class Address(msgspec.Struct, frozen=True):
 def existing(url: str) -> Generator[Bulk, None, None]:
     """Open a store that is there; raises `StoreUnavailable` instead of making one."""
     real = resolved(url)
-    storage = BaseStorage.from_url(real)
-    portal = Portal()
-    try:
-        there = portal.call(storage.exists())
-    finally:
-        portal.close()
-    if not there:
-        raise StoreUnavailable(f"no store at {mask(real)} on {platform.node()}: check the URL")
-    with open_bulk(real) as bulk:
+    with closing(open_bulk(real)) as bulk:
+        if not bulk.call(bulk.storage.exists()):
+            raise StoreUnavailable(f"no store at {mask(real)} on {platform.node()}: check the URL")
+        bulk.call(bulk.storage.open())
         yield bulk
 
 
@@ -107,6 +100,16 @@ def must_reach(url: str, local: bool) -> None:
     real = resolved(url)
     if is_file(real) and not local:
         raise ConfigError(f"{mask(real)} is on this machine and the session's executors are not: {SHARE}")
+
+
+def identity(url: str) -> tuple[int, int] | None:
+    """What tells a file or folder from another one that was put in its place; None of a server, and of what is not there."""
+    real = resolved(url)
+    try:
+        found = os.stat(sqlite_path(real) if real.startswith("sqlite:") else file_path(real)) if is_file(real) else None
+    except FileNotFoundError:
+        return None
+    return None if found is None else (found.st_dev, found.st_ino)
 
 
 def machine() -> str:

@@ -224,16 +224,14 @@ class _Slots:
         try:
             while True:
                 ended, going = wait(running, TICK_S, FIRST_EXCEPTION)
-                if not going:
-                    return
-                if self._told.is_set() or any(future.exception() for future in ended):
+                if not going or self._told.is_set() or any(future.exception() for future in ended):
                     break
                 self._registration.beat()
         finally:
             self._ending.set()
-        while not self._registration.leave() and wait(running, MAX_PAUSE_S).not_done:
-            pass
-        wait(running)
+            while not self._registration.leave() and wait(running, MAX_PAUSE_S).not_done:
+                pass
+            wait(running)
 
     def _keep(self) -> None:
         """Round after round. A lost one is begun again, after a pause that grows."""

@@ -25,9 +25,10 @@ def read(
     where: str | None = None,
     partitions: int | None = None,
 ) -> DataFrame:
-    """A table of a store as it is when the DataFrame is computed: tasks, attempts, events, results, queues or groups.
+    """A table of a store: tasks, attempts, events, results, queues or groups.
 
     `columns` and `where` (comparisons joined by AND) keep the rest from leaving the store at all. `url` may be `env:NAME`.
+    What came after the first action on the DataFrame is in a new one only: Spark plans a source once.
     Raises `ConfigError` or `Invalid` for a table, column or predicate that there is not, and for a file on a cluster.
     """
     options = _options(

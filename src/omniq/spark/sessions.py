@@ -118,9 +118,11 @@ def _folder() -> Path:
         with suppress(OSError), (old / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = (folder / "lock").open("w")
+    # It gets its name when it is locked: before, another process would take it for one that was left behind.
+    draft = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    lock = (draft / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_SH)
     _locks.append(lock)
+    folder = draft.rename(draft.with_name(draft.name.removeprefix(".")))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

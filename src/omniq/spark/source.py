@@ -33,23 +33,15 @@ if TYPE_CHECKING:
 PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
-def schema(options: Mapping[str, str]) -> str:
-    """The columns of the table that is asked for."""
-    table = options.get("table") or "tasks"
-    columns = options.get("columns")
-    asked = read_options({"url": "unused", "table": table} | ({} if columns is None else {"columns": columns}))
-    return ddl(asked.table, asked.columns)
-
-
 def reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
     """A reader of those columns that the schema names."""
     asked = read_options(options)
     names = checked(asked.table, schema)
-    return FilteringReader(asked, names) if pushing() else BatchReader(asked, names)
+    return FilteringReader(asked, names) if asked.push_filters and pushing() else BatchReader(asked, names)
 
 
 def pushing() -> bool:
-    """Whether Spark is about to push filters. It refuses readers that could take them while its setting is off."""
+    """Whether Spark is about to push filters. It refuses readers that could take them while its own setting is off."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return PUSHDOWN in sys.modules or getattr(spec, "name", None) == PUSHDOWN
 
@@ -105,7 +97,11 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """The same, for a session with `spark.sql.python.filterPushdown.enabled`."""
+    """The same, with the filters of one plan.
+
+    Up to Spark 4.3 the filters that a source took stay with the DataFrame and hold for whatever else is made of it. So they are
+    taken only from a query that asks for it, and the option `where` is there for all others.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         taken: list[Condition] = []

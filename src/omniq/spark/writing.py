@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +36,6 @@ WRITE = (
     "timeout",
     "groupLimit",
     "namespace",
-    "rows",
     "runId",
     "runTtl",
     "visible",
@@ -76,8 +76,6 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def _rows(options: Mapping[str, str]) -> Rows:
-    if "rows" in options:  # what `omniq.spark.enqueue` made of its arguments
-        return msgspec.json.decode(options["rows"], type=Rows)
     if "func" not in options:
         raise ConfigError('format omniq writes calls of a function: add .option("func", "module:name")')
     fixed: OptionFields = {}
@@ -120,7 +118,7 @@ def writer(options: Mapping[str, str], names: Sequence[str], overwrite: bool) ->
     with open_bulk(resolved(asked.url)) as bulk:
         made = Writer(asked, address_of(asked.url, bulk.info().store_id))
         if asked.visible == "on_commit":
-            made.open_run(bulk)
+            bulk.open_run(asked.run_id, asked.rows.form.queue, asked.run_ttl_s)
     return made
 
 
@@ -139,14 +137,15 @@ class Writer(DataSourceArrowWriter):
         self.options = options
         self.address = address
 
-    def open_run(self, bulk: Bulk) -> None:
-        bulk.open_run(self.options.run_id, self.options.rows.form.queue, self.options.run_ttl_s)
+    @contextmanager
+    def _joined(self) -> Generator[Bulk, None, None]:
+        with self.address.opened() as bulk:
+            bulk.join_run(self.options.run_id, self.options.rows.form.queue)
+            yield bulk
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         written = Written()
-        with self.address.opened() as bulk:
-            if self.options.visible == "on_commit":
-                self.open_run(bulk)
+        with self._joined() as bulk:
             for tasks in chunks(iterator, self.options.rows, self.options.chunk_rows, strict=self.options.strict):
                 new, there = self._store(bulk, tasks)
                 written.new += new
@@ -166,16 +165,13 @@ class Writer(DataSourceArrowWriter):
 
     def commit(self, messages: list[Any]) -> None:
         if self.options.visible == "on_commit":
-            with self.address.opened() as bulk:
+            with self._joined() as bulk:
                 bulk.commit_run(self.options.run_id)
 
     def abort(self, messages: list[Any]) -> None:
         if self.options.visible == "on_commit":
-            with self.address.opened() as bulk:
-                try:
-                    bulk.abort_run(self.options.run_id)
-                except RunClosed:  # its time is over, so it is aborted already
-                    return
+            with self._joined() as bulk, suppress(RunClosed):  # its time is over, so it is aborted already
+                bulk.abort_run(self.options.run_id)
 
 
 def chunks(batches: Iterator[pa.RecordBatch], rows: Rows, size: int, *, strict: bool) -> Iterator[list[Enqueue]]:

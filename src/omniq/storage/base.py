@@ -9,6 +9,7 @@ store itself are raised. All times are integer microseconds; `now_us=None` means
 from __future__ import annotations
 
 import abc
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -204,6 +205,13 @@ class BaseStorage(abc.ABC):
     @abc.abstractmethod
     async def check(self, repair: bool = False) -> list[str]:
         """What is wrong with the store, one sentence each; with `repair`, counters and lanes are recounted."""
+
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        """Write a copy of the store, as it is at one moment, to a path that is not there yet, while others work on.
+
+        Raises `Invalid` where there is something, and on a store that is not made of files.
+        """
+        raise Invalid(f"{type(self).__name__} has no files to copy: back up what it runs on, by its own means")
 
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
         """Take in tasks of another store as they stand, blockers before what they block; how many were new.

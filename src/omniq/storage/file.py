@@ -25,10 +25,11 @@ from omniq.operations import (
     StoreInfo,
     WorkerInfo,
 )
+from omniq.storage.copies import copy_folder, write_whole
 from omniq.storage.file_folder import FORMAT
 from omniq.storage.file_opening import MARKS
 from omniq.storage.file_upkeep import check_store, find_tasks, purge_results, purge_store, task_page
-from omniq.storage.file_writer import FileWriter, Section
+from omniq.storage.file_writer import FileWriter, Section, translate
 from omniq.storage.files import Files, LocalFiles, SharedMemoryFiles, local_or_memory
 from omniq.storage.filesystems import boot_id
 from omniq.storage.local import DUE_CAP, Durability, LocalStorage
@@ -124,6 +125,18 @@ class FileStorage(LocalStorage[Section]):
 
     async def _purge_results(self, older_than_us: int) -> int:
         return await self._do(lambda section: purge_results(section, older_than_us))
+
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        if self.in_memory:
+            await super().backup(path)
+
+        def work(_: Section) -> None:
+            try:
+                write_whole(path, lambda part: copy_folder(self.path, part))
+            except OSError as exc:
+                raise translate(exc, os.fspath(path)) from exc
+
+        await self._do(work)
 
     async def check(self, repair: bool = False) -> list[str]:
         return await self._do(lambda section: check_store(section, repair))

@@ -294,13 +294,23 @@ class Index:
     # -- staged runs -------------------------------------------------------------------------------
 
     def put_claims(self, id: str, queue: str, runs: tuple[str, ...]) -> None:
-        before = self.claims.pop(id, ())
+        entry, before = self.entries.get(id), self.claims.pop(id, ())
         for run_id in before:
-            self._unstage((queue, run_id), id)
+            if entry is None or entry.run_id != run_id:  # it may have become the task's own by now
+                self._unstage((queue, run_id), id)
         if runs:
             self.claims[id] = runs
         for run_id in runs:
             self._staged.setdefault((queue, run_id), {})[id] = None
+
+    def forget_lost_claims(self) -> None:
+        """Claims of tasks that could not be read."""
+        lost = {id for id in self.claims if id not in self.entries or self.entries[id].state is not State.STAGED}
+        for id in lost:
+            del self.claims[id]
+        for run in [run for run, tasks in self._staged.items() if not lost.isdisjoint(tasks)]:
+            for id in lost:
+                self._unstage(run, id)
 
     def _unstage(self, run: tuple[str, str], id: str) -> None:
         tasks = self._staged.get(run, {})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew
+from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew, StoreUnavailable
 from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
 from omniq.operations import (
     KEY_TTL_US,
@@ -43,6 +43,7 @@ from omniq.storage.liveness import WorkerLocks, host_locks
 from omniq.storage.redis_batches import Batches
 from omniq.storage.redis_find import find_tasks, task_page, task_shards
 from omniq.storage.redis_plan import STORE, Plan
+from omniq.storage.redis_publish import publish_answer, publish_call
 from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
 from omniq.storage.redis_staging import RUN_FIELDS, run_of, staged_record
 from omniq.storage.redis_wake import Listener
@@ -122,7 +123,7 @@ class RedisStorage(BaseStorage):
     async def _durability(self) -> str:
         """What the server's configuration promises; servers that do not tell are taken to survive a killed process."""
         try:
-            found = await self._client.of_loop().config_get("append*")
+            found = await self._client.configuration("append*")
         except Exception as exc:
             if isinstance(exc, DriverClosed):
                 raise
@@ -169,36 +170,56 @@ class RedisStorage(BaseStorage):
         return answers
 
     async def _apply_by_slot(self, transactions: Sequence[Transaction], now: int | None, repeat: bool) -> list[Result]:
-        plan = Plan(transactions, self._slot_of)
+        plan = Plan(transactions, self._slot_of, repeat)
         for key, part in plan.steps():
-            part.take(await self._script(key, part.entries, now, repeat))
+            try:
+                answers = await self._script(key, part.entries, now, repeat)
+            except StoreUnavailable as exc:
+                part.miss(exc)
+            else:
+                part.take(answers)
         return plan.answers
 
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         self._check_open()
-        now = None if now_us is None else wire.ms_down(now_us)
-        answers: list[Result] = []
-        if not self._target.cluster:
-            flying: deque[wire.Packed] = deque()
-
-            def calls() -> Iterator[bytes]:
-                for part in _parts(transactions):
-                    flying.append(wire.Packed(part))
-                    yield self._call(flying[-1].entries, now, repeat)
-
-            for reply in self._client.scripts_blocking(self._key(transactions), calls()):
-                answers += flying.popleft().read(self._heard(reply))
-            return answers
         new = _queues_of(transactions) - self._known
         if new:
             self._client.command_blocking("SADD", QUEUES, *new)
             self._known |= new
+        now = None if now_us is None else wire.ms_down(now_us)
+        if len(transactions) == 1:
+            flags = ("e" if self.events_on else "") + ("c" if self._target.cluster else "") + ("a" if repeat else "")
+            call = publish_call(transactions[0], now, flags)
+            if call is not None:
+                reply = self._client.script_blocking(self._key(transactions), *call)
+                return [publish_answer(transactions[0], self._heard(reply))]
+        if not self._target.cluster:
+            return self._apply_flying(transactions, now, repeat)
+        answers: list[Result] = []
         for part in _parts(transactions):
-            plan = Plan(part, self._slot_of)
+            plan = Plan(part, self._slot_of, repeat)
             for key, step in plan.steps():
-                reply = self._client.script_blocking(key, self._call(step.entries, now, repeat))
-                step.take(self._heard(reply))
+                try:
+                    reply = self._client.script_blocking(key, self._call(step.entries, now, repeat))
+                except StoreUnavailable as exc:
+                    step.miss(exc)
+                else:
+                    step.take(self._heard(reply))
             answers += plan.answers
+        return answers
+
+    def _apply_flying(self, transactions: Sequence[Transaction], now: int | None, repeat: bool) -> list[Result]:
+        """On a single node the next call is made while the server works on the one before."""
+        answers: list[Result] = []
+        flying: deque[wire.Packed] = deque()
+
+        def calls() -> Iterator[bytes]:
+            for part in _parts(transactions):
+                flying.append(wire.Packed(part))
+                yield self._call(flying[-1].entries, now, repeat)
+
+        for reply in self._client.scripts_blocking(self._key(transactions), calls()):
+            answers += flying.popleft().read(self._heard(reply))
         return answers
 
     @staticmethod
@@ -305,13 +326,7 @@ class RedisStorage(BaseStorage):
     async def _now_ms(self, now_us: int | None) -> int:
         if now_us is not None:
             return wire.ms_down(now_us)
-        client = await self._opened()
-        if self._target.cluster:
-            node = client.of_loop().get_default_node()
-            seconds, micros = await client.of_loop().time(target_nodes=node)
-        else:
-            seconds, micros = await client.of_loop().time()
-        return int(seconds) * 1000 + int(micros) // 1000
+        return await (await self._opened()).time_ms()
 
     async def expired(
         self,
@@ -375,8 +390,17 @@ class RedisStorage(BaseStorage):
         return gone
 
     async def check(self, repair: bool = False) -> list[str]:
+        """Also of queues and groups that only other clients use: their keys tell."""
+        client = await self._opened()
+        groups: dict[str, set[str]] = {key[1:-7]: set() for key in await client.keys("{*}:stats")}
+        for key in await client.keys("{*}:g:*"):
+            queue, _, rest = key[1:].partition("}:g:")
+            groups.setdefault(queue, set()).add(rest.rpartition(":")[0])
+        await self._list([name for name in groups if _is_queue(name)])
         names = await self._names()
-        found = await self._upkeep(names, None, "check", repair=repair)
+        found: list[Any] = []
+        for name in names:
+            found += await self._upkeep([name], None, "check", repair=repair, groups=sorted(groups.get(name, ())))
         return [f"queue {q!r}: {_text(line)}" for q, lines in zip(names, found, strict=True) for line in lines]
 
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
@@ -614,6 +638,14 @@ def _queues_of(transactions: Sequence[Transaction]) -> set[str]:
             elif isinstance(op, Reserve):
                 names.update(op.queues)
     return names
+
+
+def _is_queue(name: str) -> bool:
+    try:
+        check_queue(name)
+    except Invalid:
+        return False
+    return True
 
 
 def _record(queue: str, fields: records.Hash) -> Record | None:

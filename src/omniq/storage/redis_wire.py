@@ -141,18 +141,37 @@ def _shape(transaction: Sequence[Operation]) -> tuple[Any, ...] | None:
         return (False, Ack, first.queue, first.late, first.encoding)
     if not isinstance(first, Enqueue):
         return None
-    shape = _enqueue_shape(first)
-    if shape is None or any(not isinstance(op, Enqueue) or _enqueue_shape(op) != shape for op in transaction[1:]):
+    shape = enqueue_shape(first)
+    if shape is None or any(not isinstance(op, Enqueue) or enqueue_shape(op) != shape for op in transaction[1:]):
         return None
     return (len(transaction) > 1, *shape)
 
 
-def _enqueue_shape(op: Enqueue) -> tuple[Any, ...] | None:
+def enqueue_shape(op: Enqueue) -> tuple[Any, ...] | None:
     special = (op.group, op.eta_us, op.delay_us, op.interval_us, op.dead_queue, op.idempotency_key, op.headers)
     if special != _NOT_SPECIAL or op.blocked_by:
         return None
     options = (op.name, op.max_attempts, op.lease_us, op.backoff, op.origin, op.encoding, op.timeout_us, op.result_ttl_us)
     return (Enqueue, op.queue, op.payload is None, op.on_conflict, *options)
+
+
+def of_shape(shape: tuple[Any, ...]) -> Enqueue:
+    """An operation of this shape, without an id of its own."""
+    _, queue, empty, on_conflict, name, max_attempts, lease_us, backoff, origin, encoding, timeout_us, result_ttl_us = shape
+    return Enqueue(
+        id="",
+        queue=queue,
+        payload=None if empty else b"",
+        on_conflict=on_conflict,
+        name=name,
+        max_attempts=max_attempts,
+        lease_us=lease_us,
+        backoff=backoff,
+        origin=origin,
+        encoding=encoding,
+        timeout_us=timeout_us,
+        result_ttl_us=result_ttl_us,
+    )
 
 
 _NOT_SPECIAL = (None,) * 7
@@ -174,7 +193,7 @@ def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
         "name": first.name,
         "fields": common_fields(first),
         "options": blob(options_of(first)),
-        "lease": _lease_ms(first),
+        "lease": lease_ms(first),
         "on_conflict": first.on_conflict,
         "empty": first.payload is None,
         "together": together,
@@ -201,7 +220,7 @@ def blob(data: bytes) -> msgspec.Raw:
     return msgspec.Raw(as_text(data))
 
 
-def _lease_ms(op: Enqueue | Record) -> int:
+def lease_ms(op: Enqueue | Record) -> int:
     return DEFAULT_LEASE_MS if op.lease_us is None else ms_up(op.lease_us)
 
 
@@ -212,7 +231,7 @@ def common_fields(op: Enqueue | Record) -> list[str]:
         "max_attempts",
         str(op.max_attempts or DEFAULT_ATTEMPTS),
         "timeout_ms",
-        str(_lease_ms(op)),
+        str(lease_ms(op)),
         "backoff_ms",
         base[1] if base else str(DEFAULT_BACKOFF_MS),
     ]
@@ -237,7 +256,7 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
     for name, number in (("interval_us", op.interval_us), ("eta_us", op.eta_us)):
         if number is not None:
             fields += (name, str(number))
-    if _enqueue_shape(op) is None:
+    if enqueue_shape(op) is None:
         fields += ("more", "1")
     if op.headers is not None:
         fields += ("headers", blob(encode_json(op.headers)))
@@ -248,7 +267,7 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
         "id": op.id,
         "name": op.name,
         "fields": fields,
-        "lease": _lease_ms(op),
+        "lease": lease_ms(op),
         "fingerprint": op.fingerprint,
         "data": b'{"payload_bytes":%d}' % (0 if op.payload is None else len(op.payload)),
         "group": op.group,

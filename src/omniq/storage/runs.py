@@ -194,7 +194,7 @@ def settle(machine: Machine, run: Run, now_us: int, limit: int) -> int:
         run.released += quick
         machine.ready_queues.add(run.queue)
     tasks = ledger.staged(run, limit - quick) if quick < limit else []
-    for task in tasks:
+    for task in sorted(tasks, key=lambda t: t.seq):
         if committed:
             machine.release_staged(task, run, now_us)
             run.released += 1

@@ -6,8 +6,11 @@ own, so that looking never waits for writing.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +32,7 @@ from omniq.operations import (
     StoreInfo,
     WorkerInfo,
 )
+from omniq.storage.copies import copy_database, write_whole
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.local import DUE_CAP, Durability, LocalStorage
 from omniq.storage.scanning import Range
@@ -36,7 +40,7 @@ from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RUN, record_of, result_
 from omniq.storage.sqlite_scan import SOURCES, scan
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
-from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, translate
+from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, connect, translate
 from omniq.storage.tables import Columns, Condition
 from omniq.storage.url import local_options, sqlite_path, sqlite_url
 
@@ -191,6 +195,20 @@ class SQLiteStorage(LocalStorage[Section]):
 
     async def check(self, repair: bool = False) -> list[str]:
         return await self._do(lambda section: check_store(section, repair))
+
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        if self.in_memory:
+            await super().backup(path)
+        await self.open()
+
+        def work() -> None:
+            try:
+                with closing(connect(self.path)) as connection:  # its own: a copy of this kind needs no place in the queue
+                    write_whole(path, lambda part: copy_database(connection, part))
+            except (sqlite3.Error, OSError) as exc:
+                raise translate(exc, os.fspath(path)) from exc
+
+        await asyncio.to_thread(work)
 
     # -- looking -----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from omniq.models import Record, State, StoredResult
 from omniq.operations import Enqueue, WorkerInfo
 from omniq.storage import sqlite_rows
 from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run
+from omniq.storage.sqlite_turns import PlainEnds, read_ready, write_leases
 
 MAX_HELD = 20_000
 
@@ -42,6 +43,7 @@ class SQLiteLedger:
         self._updates: dict[int, Record] = {}
         self._leased: dict[int, Record] = {}
         self._done: dict[int, Record] = {}
+        self._plain_ends = PlainEnds()
         self._results: list[tuple[Record, StoredResult, int | None]] = []
         self._events: list[tuple[Any, ...]] = []
         self._group_events: list[tuple[Any, ...]] = []
@@ -168,6 +170,8 @@ class SQLiteLedger:
             if changed:
                 self._db.executemany(sql, map(row_of, changed.values()))
                 changed.clear()
+        if self._plain_ends:
+            self._plain_ends.write(self._db)
 
     def _flush_keys(self) -> None:
         if self._new_keys:
@@ -233,7 +237,19 @@ class SQLiteLedger:
     def load(self, id: str) -> Record | None:
         if id not in self._tasks:
             self.prefetch([id])
-        return self._tasks[id]
+        task = self._tasks[id]
+        if task is not None and task in self._plain_ends:  # whatever changes it now must find it written
+            self._flush_tasks()
+        return task
+
+    def _adopt(self, task: Record) -> Record:
+        known = self._by_seq.get(task.seq)
+        if known is None:
+            self._tasks[task.id] = self._by_seq[task.seq] = task
+            return task
+        if known.payload is None:
+            known.payload = task.payload
+        return known
 
     def _remember(self, rows: list[Any]) -> list[Record]:
         """Rows as records; one that is known stays the same object and only gains its payload."""
@@ -275,6 +291,26 @@ class SQLiteLedger:
             self._counts[was_queue][was] -= 1
             self._counts[task.queue][task.state] += 1
 
+    def save_leased(self, tasks: Sequence[Record], now_us: int) -> None:
+        write_leases(self._db, tasks, now_us, self._event if self.events_on else None)
+        if self.events_on:
+            self._event += len(tasks)
+        counts = self._counts[tasks[0].queue]
+        counts[State.READY] -= len(tasks)
+        counts[State.RUNNING] += len(tasks)
+
+    def end_plain(self, task: Record, now_us: int) -> bool:
+        seq = task.seq
+        if seq in self._leased or seq in self._done or seq in self._updates:  # its row is not what it will be
+            return False
+        self._plain_ends.add(task, now_us, self._event if self.events_on else None)
+        if self.events_on:
+            self._event += 1
+        counts = self._counts[task.queue]
+        counts[State.RUNNING] -= 1
+        counts[State.DONE] += 1
+        return True
+
     def delete(self, task: Record) -> None:
         self._flush_tasks()
         self._db.execute("DELETE FROM tasks WHERE seq=?", (task.seq,))
@@ -287,7 +323,8 @@ class SQLiteLedger:
 
     def next_ready(self, queue: str, group: str | None, limit: int) -> list[Record]:
         if group is None:
-            return self._select(sqlite_rows.UNGROUPED, queue, limit)
+            self._flush_tasks()
+            return [self._adopt(task) for task in read_ready(self._db, queue, limit)]
         return self._select(sqlite_rows.GROUPED, queue, group, limit)
 
     def due(self, queue: str, now_us: int, limit: int) -> list[Record]:

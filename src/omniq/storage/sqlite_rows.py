@@ -76,7 +76,6 @@ SELECT = f"SELECT {COLUMNS} FROM tasks"
 BY_IDS = f"SELECT {LEAN} FROM tasks WHERE id IN (SELECT value FROM json_each(?))"
 VERIFY = """SELECT id, token, cancel_requested, has_dependents, lease_until FROM tasks
  WHERE state=4 AND id IN (SELECT value FROM json_each(?))"""
-UNGROUPED = f'{SELECT} WHERE state=3 AND queue=? AND "group" IS NULL ORDER BY returned DESC, eta, seq LIMIT ?'
 GROUPED = f'{SELECT} WHERE state=3 AND queue=? AND "group"=? ORDER BY returned DESC, eta, seq LIMIT ?'
 DUE = f"{SELECT} WHERE state=2 AND queue=? AND eta<=? ORDER BY eta, seq LIMIT ?"
 HELD = f"{SELECT} WHERE state=4 AND token=? ORDER BY seq"

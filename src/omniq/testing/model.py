@@ -386,4 +386,6 @@ def queues_of(op: ops.Operation) -> list[str]:
     """The queues that an operation names."""
     if isinstance(op, ops.Enqueue):
         return [op.queue, *([op.dead_queue] if op.dead_queue else []), *[b.queue or op.queue for b in op.blocked_by]]
+    if isinstance(op, ops.Stage):
+        return [op.queue, *[task.dead_queue for task in op.tasks if task.dead_queue]]
     return [op.queue] if isinstance(op, ops.OnTask) else []

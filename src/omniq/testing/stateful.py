@@ -13,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from omniq.errors import Refused
 from omniq.models import Blocker, Record, State
 from omniq.operations import (
+    AbortRun,
     Ack,
     Cancel,
+    CommitRun,
     CountFanIn,
     Enqueue,
     Extend,
@@ -23,6 +25,7 @@ from omniq.operations import (
     Held,
     OnTask,
     OpenFanIn,
+    OpenRun,
     Operation,
     Release,
     Remove,
@@ -31,11 +34,13 @@ from omniq.operations import (
     Reserve,
     Reserved,
     Retry,
+    RunState,
+    Stage,
 )
 from omniq.policy import after_loss, next_run
 from omniq.storage.base import BaseStorage
 from omniq.testing.clock import FakeClock
-from omniq.testing.model import Model
+from omniq.testing.model_runs import RunModel
 
 S = 1_000_000
 QUEUES = ("default", "mail")
@@ -73,6 +78,8 @@ extras = st.fixed_dictionaries(
     },
 )
 
+etas = st.sampled_from([dict[str, int](), {"eta_us": -5 * S}, {"eta_us": S}, {"eta_us": 60 * S}])
+
 
 def has(state: State) -> Callable[[Any], bool]:
     """A rule's precondition: some task is in this state."""
@@ -89,7 +96,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.runner = asyncio.Runner()
         self.store = type(self).make_storage(self.clock)
-        self.model = Model(self.store.capabilities.due_order, self.store.capabilities.cross_queue)
+        self.model = RunModel(self.store.capabilities.due_order, self.store.capabilities.cross_queue)
         self.numbers = itertools.count(1)
         self.old_tokens: dict[str, str] = {}
 
@@ -168,6 +175,8 @@ class DriverMachine(RuleBasedStateMachine):
     def begin(self, tasks: list[tuple[str, Any, Any]]) -> None:
         for queue, group, extra in tasks:
             self.both(self.new(self.next_id(), queue, {}, [], group, extra))
+        for queue in ("default", "default", "mail"):
+            self.open_run(queue, 3600 * S)
 
     @rule(queue=queues, time=times, after=st.lists(numbers, max_size=2), group=grouped, key=keyed, extra=extras)
     def enqueue(self, queue: str, time: dict[str, int], after: list[int], group: Any, key: Any, extra: Any) -> None:
@@ -303,6 +312,74 @@ class DriverMachine(RuleBasedStateMachine):
         for member in members:
             self.both(CountFanIn(key=key, member=member))
 
+    # -- staged runs -------------------------------------------------------------------------------
+
+    def pick_run(self, number: int) -> tuple[str, str]:
+        """The queue and the id of some run, rather an open one with tasks, or of one that is not there."""
+        model = self.model
+        busy = [(model.tasks[key].queue, run_id) for key, runs in model.wanted_by.items() for run_id in runs]
+        now_open = [place for place, run in model.runs.items() if run.state is RunState.OPEN]
+        choices = [[("default", "unknown"), *model.runs], now_open, busy, busy]
+        runs = choices[number % 4] or choices[0]
+        return runs[number // 4 % len(runs)]
+
+    @rule(queue=queues, ttl=st.sampled_from([2 * S, 3600 * S]))
+    def open_run(self, queue: str, ttl: int) -> None:
+        self.both(OpenRun(queue=queue, run_id=f"run{next(self.numbers)}", ttl_us=ttl))
+
+    @rule(number=numbers, count=st.integers(1, 4), time=etas, group=grouped, key=keyed, extra=extras, strict=st.booleans())
+    def stage(self, number: int, count: int, time: dict[str, int], group: Any, key: Any, extra: Any, strict: bool) -> None:
+        """New tasks, plain ones and others by turns, among them some with the id of another task."""
+        queue, run_id = self.pick_run(number)
+        ids = [self.next_id() if n % 4 else self.place(self.pick(n))[1] for n in range(number, number + count)]
+        tasks = tuple(
+            self.new(id, queue, time, [], group, key, extra) if n % 2 else self.new(id, queue, {}, [], key if n else {})
+            for n, id in enumerate(ids)
+        )
+        self.both(Stage(queue=queue, run_id=run_id, tasks=tasks, strict=strict))
+
+    @precondition(has(State.STAGED))
+    @rule(number=numbers)
+    def stage_what_another_run_staged(self, number: int) -> None:
+        """A new run wants all that is staged for its queue."""
+        queue, _ = self.place(self.pick(number, State.STAGED))
+        self.open_run(queue, 3600 * S)
+        staged = tuple(t.op for t in self.model.tasks.values() if t.state is State.STAGED and t.queue == queue)
+        self.both(Stage(queue=queue, run_id=[*self.model.runs][-1][1], tasks=staged))
+
+    @rule(number=numbers, kind=st.sampled_from([CommitRun, CommitRun, AbortRun, OpenRun]), repeat=st.booleans())
+    def end_run(self, number: int, kind: type[CommitRun | AbortRun | OpenRun], repeat: bool) -> None:
+        queue, run_id = self.pick_run(number)
+        if kind is OpenRun and (queue, run_id) not in self.model.runs:
+            return
+        for _ in range(1 + repeat):
+            self.both(kind(queue=queue, run_id=run_id))
+
+    @precondition(has(State.STAGED))
+    @rule(number=numbers, queue=queues, time=times, group=grouped, key=keyed, extra=extras)
+    def enqueue_what_is_staged(self, number: int, queue: str, time: dict[str, int], group: Any, key: Any, extra: Any) -> None:
+        """By its key, under its id or another one; or by its id only."""
+        task = self.model.tasks[self.pick(number, State.STAGED)]
+        given: dict[str, Any] = {"idempotency_key": task.op.idempotency_key} if number % 2 else key
+        id = self.next_id() if given.get("idempotency_key") and number % 3 else task.op.id
+        self.both(self.new(id, task.queue if number % 5 else queue, time, [], group, given, extra))
+
+    def sweep(self, now: int) -> None:
+        """Runs whose time is over are given up; of several, which one drops a task that they share is free."""
+        late = self.model.late(now)
+        wanted = sum(self.model.give_up(*place, now) for place in late)
+        moved = 0
+        while some := self.runner.run(self.store.sweep(now)):
+            moved += some
+        assert (moved > 0) == (wanted > 0)
+        runs = {place: self.model.runs[place] for place in late}
+        found = {place: self.runner.run(self.store.run(*place)) for place in late}
+        assert sum(run.dropped for run in runs.values()) == sum(info.dropped for info in found.values() if info)
+        for place, info in found.items():
+            assert info is not None
+            assert (info.state, info.ended_at_us, info.settled) == (runs[place].state, now, True)
+            runs[place].dropped = info.dropped
+
     # -- time --------------------------------------------------------------------------------------
 
     @rule(queue=queues)
@@ -323,7 +400,7 @@ class DriverMachine(RuleBasedStateMachine):
         assert sorted(self.model.key_of(x.record.queue, x.record.id) for x in leases) == sorted(running)
         for lease in leases:
             self.both(after_loss(lease, now, 0.0))
-        assert self.runner.run(self.store.sweep(now)) == 0
+        self.sweep(now)
 
     # -- what must be equal at all times -----------------------------------------------------------
 
@@ -346,13 +423,14 @@ class DriverMachine(RuleBasedStateMachine):
         due = None if task.state.final else task.due_us
         held = (task.token, task.lease_until_us) if task.state is State.RUNNING else (task.token, None)
         state = self.shown(task.state, task.due_us)
-        return (state, task.queue, task.attempts, due, *held, task.cancel_requested, task.dead_queue)
+        return (state, task.queue, task.attempts, due, *held, task.cancel_requested, task.dead_queue, task.run_id)
 
     def expected(self, key: str) -> tuple[Any, ...]:
         task = self.model.tasks[key]
         due = None if task.state.final else task.due
         held = (task.token, task.lease_until) if task.state is State.RUNNING else (None, None)
-        return (self.shown(task.state, task.due), task.queue, task.attempts, due, *held, task.cancel, task.dead_queue)
+        state, run_id = self.shown(task.state, task.due), self.model.run_id(key)
+        return (state, task.queue, task.attempts, due, *held, task.cancel, task.dead_queue, run_id)
 
     @invariant()
     def the_counters_are_the_same(self) -> None:

@@ -53,7 +53,7 @@ local PART = 4000 -- arguments of one variadic command
 local PER_MS = 2048 -- numbers of tasks, and turns of groups, that fit into one millisecond
 local STORE = '{omniq.store}:'
 
-local request = cmsgpack.unpack(ARGV[1])
+request = request or cmsgpack.unpack(ARGV[1])
 local run = redis.call
 local now = request.now
 if not now then

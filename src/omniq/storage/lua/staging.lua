@@ -300,9 +300,9 @@ local function give_way(q, row)
   cache[slot(q, row.id)] = nil
 end
 
--- Of these ids, those that are staged and that the run holds or claims.
+-- Of these ids, those that are staged and that the run holds or claims, in the order in which they were staged.
 local function rows_of(r, ids)
-  local q, rows, seen, published = r.q, {}, {}, {}
+  local q, rows, seen, published, in_order = r.q, {}, {}, {}, true
   local values = run('HMGET', q.o .. 'staged', unpack(ids))
   local claims = run('EXISTS', q.o .. 'claims') == 1 and run('HMGET', q.o .. 'claims', unpack(ids)) or {}
   local jobs = {}
@@ -319,11 +319,14 @@ local function rows_of(r, ids)
       if held and published[id] then
         give_way(q, row)
       elseif held then
+        row.n = number(row.seq)
+        in_order = in_order and (#rows == 0 or rows[#rows].n < row.n)
         rows[#rows + 1] = row
       end
     end
     seen[id] = true
   end
+  if not in_order then table.sort(rows, function(a, b) return a.n < b.n end) end
   return rows
 end
 

@@ -383,8 +383,14 @@ end
 function upkeep.check(op)
   local q, complaints, repair = queue(op.queue), {}, op.repair
   local waiting, running, counts = {}, {}, {}
-  local names = as_set(run('ZRANGE', q.o .. 'lanes', 0, -1))
-  for _, gid in ipairs(run('ZRANGE', q.base .. 'groups:ready', 0, -1)) do names[gid] = true end
+  local names = as_set(op.groups)
+  for _, key in ipairs({q.o .. 'lanes', q.base .. 'groups:ready'}) do
+    for _, gid in ipairs(run('ZRANGE', key, 0, -1)) do names[gid] = true end
+  end
+  for _, id in ipairs(run('ZRANGE', q.base .. 'idx:wait', 0, -1)) do
+    local gid = text(run('HGET', job_key(q, id), 'gid'))
+    if gid then names[gid] = true end
+  end
   check_lane(q, nil, q.base .. 'wait', waiting, complaints, repair)
   for gid in pairs(names) do check_lane(q, gid, q.base .. 'g:' .. gid .. ':wait', waiting, complaints, repair) end
   for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
