@@ -213,6 +213,7 @@ FILE_SECTIONS = {
         file_ledger.Rows,
         ledger.QueueRow,
         ledger.Lane,
+        ledger.Run,
         omniq.operations.WorkerInfo,
         file_index.Counters,
     ],
@@ -242,7 +243,7 @@ def test_every_folder_and_the_format_of_a_file_store_are_in_the_reference(docs: 
 def test_the_contract_names_every_operation_field_and_call(docs: Path) -> None:
     page = docs / "reference/driver-contract.md"
     text = page.read_text()
-    abstract = {omniq.operations.Operation, omniq.operations.OnTask, omniq.operations.Held}
+    abstract = {omniq.operations.Operation, omniq.operations.OnTask, omniq.operations.Held, omniq.operations.OnRun}
     operations = [
         kind
         for kind in vars(omniq.operations).values()
