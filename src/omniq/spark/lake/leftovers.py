@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +25,7 @@ def collect(lake: Lake, grace: timedelta) -> int:
     for table in TABLES:
         counts = current.tables.get(table)
         numbers = sorted(int(path.stem) for path in (lake.path / "_manifest" / table).glob("*.json"))
-        for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+        for number, following in zip_longest(numbers, numbers[1:]):
             name = f"_manifest/{table}/{number}.json"
             # A version counts until the next one is published.
             replaced_s = 0.0 if following is None else folder.age_s(f"_manifest/{table}/{following}.json")
