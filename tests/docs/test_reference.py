@@ -19,9 +19,13 @@ import omniq.testing
 from omniq import config, models
 from omniq.client.wire import PushOptions
 from omniq.server import ServeOptions, atomic, looking, metrics, protocol, server, session
+from omniq.spark.options import READ
+from omniq.spark.schema import SPARK_TYPES
 from omniq.spark.settings import EVERYWHERE, settings
+from omniq.spark.writing import WRITE
 from omniq.storage import file_folder, file_index, file_journal, file_ledger, file_lines, file_opening, ledger, sqlite_schema
 from omniq.storage.base import BaseStorage
+from omniq.storage.tables import TABLES
 from omniq.tasks import Options
 
 
@@ -267,3 +271,17 @@ def test_every_setting_of_a_spark_session_is_in_the_reference(docs: Path) -> Non
     assert missing(sorted(named), code(page)) == []
     assert missing(inspect.signature(omniq.spark.session).parameters, section(page, "## `session`")) == []
     assert missing(["cause", "is_local", "unwrapped"], code(page)) == []
+
+
+def test_every_table_column_and_option_of_the_spark_format_is_in_the_reference(docs: Path) -> None:
+    page = docs / "reference/spark-format.md"
+    for table, columns in TABLES.items():
+        rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \|$", section(page, f"### `{table}`"), re.MULTILINE)
+        assert rows == [(column.name, SPARK_TYPES[column.type].lower(), column.doc) for column in columns], table
+    for names, title in ((READ, "## Options for reading"), (WRITE, "## Writing")):
+        listed = [
+            name for cell in re.findall(r"^\| (`.*?) \|", section(page, title), re.MULTILINE) for name in cell.split(", ")
+        ]
+        assert sorted(listed) == sorted(f"`{name}`" for name in names)
+    for function in (omniq.spark.read, omniq.spark.read_stream):
+        assert missing(inspect.signature(function).parameters, code(page)) == []
