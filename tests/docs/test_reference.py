@@ -138,6 +138,9 @@ def test_every_command_and_option_has_words_and_an_example(docs: Path) -> None:
 
 def test_every_command_takes_a_store_and_every_reading_one_json() -> None:
     without_store = {"omniq migrate", "omniq send", "omniq spark doctor"}
+    without_store |= {
+        f"omniq lake {name}" for name in ["init", "build", "check", "compact", "expire", "erase", "query", "report"]
+    }
     reading = {"tasks list", "tasks show", "dlq list", "queues", "groups", "result"}
     for path, command in cli_pages.commands():
         options = {option for p in command.params for option in p.opts}
