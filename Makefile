@@ -21,8 +21,9 @@ help: ## show this list
 setup: $(INSTALLED) ## build .venv, or bring it up to date
 	@:
 
-demo: setup ## run the demo: tasks, results and a retry, on SQLite
+demo: setup ## run the demo: tasks, results and a retry on SQLite, then the data pipeline on Spark
 	@$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/lake_demo.py
 
 test: setup ## run the tests, without the slow ones
 	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(ARGS)
@@ -52,6 +53,6 @@ $(VENV_BUILT):
 
 # PIP_CONSTRAINT holds for the build backend too; -c alone does not.
 $(INSTALLED): $(VENV_BUILT) pyproject.toml constraints.txt src/omniq/_version.py
-	@echo "installing omniq and its tools into .venv"
+	@echo "installing omniq and its tools into .venv (Spark is large: this takes minutes)"
 	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -e '.[all,dev]' -c constraints.txt
 	@touch $@

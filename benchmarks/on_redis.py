@@ -23,14 +23,17 @@ DRAIN_RATIO = 10
 CONCURRENCY = 10
 
 
-def run(bench: Bench) -> Iterator[Figure]:
+def run(bench: Bench, appendfsync: str | None = None) -> Iterator[Figure]:
+    """In memory, or with an append-only file that is synced as said."""
+    label, note = ("redis", "in memory") if appendfsync is None else (f"redis-{appendfsync}", f"appendfsync {appendfsync}")
+    options = {} if appendfsync is None else {"appendonly": "yes", "appendfsync": appendfsync}
     one, many, drained = bench.size(3_000, 500), bench.size(30_000, 5_000), bench.size(20_000, 5_000)
-    with running(bench.fresh()) as server:
+    with running(bench.fresh(), **options) as server:
         guest = Guest(bench, server, bench.size(2_000, 500))
         for name, run_ours, run_theirs, ratio in (
-            ("redis: publish one by one", lambda: one_by_one(server, one), guest.publish, None),
-            ("redis: publish_many", lambda: in_bulk(server, many), guest.publish, BULK_RATIO),
-            ("redis: drain with results", lambda: asyncio.run(drain(server, drained)), guest.drain, DRAIN_RATIO),
+            (f"{label}: publish one by one", lambda: one_by_one(server, one), guest.publish, None),
+            (f"{label}: publish_many", lambda: in_bulk(server, many), guest.publish, BULK_RATIO),
+            (f"{label}: drain with results", lambda: asyncio.run(drain(server, drained)), guest.drain, DRAIN_RATIO),
         ):
             measured, baseline = bench.compare(name, _on(server, run_ours), _on(server, run_theirs))
             yield Figure(
@@ -40,7 +43,7 @@ def run(bench: Bench) -> Iterator[Figure]:
                 baseline=baseline,
                 baseline_name="the published client, 4.0.0",
                 above=None if ratio is None else ratio * baseline.median,
-                note=f"in memory, concurrency {CONCURRENCY}",
+                note=f"{note}, concurrency {CONCURRENCY}",
             )
 
 
@@ -97,7 +100,7 @@ class Guest:
 
     def _run(self, what: str) -> Stopwatch:
         script = str(Path(__file__).parent / "guest.py")
-        command = [self._python, script, str(self._server.port), what, str(self._jobs), str(len(PAYLOAD))]
+        command = [self._python, "-E", script, str(self._server.port), what, str(self._jobs), str(len(PAYLOAD))]
         watch = Stopwatch(self._jobs)
         watch.seconds = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         return watch

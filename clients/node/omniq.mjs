@@ -62,7 +62,7 @@ export class Client {
     await this.#ask("PING");
   }
 
-  /** Store a task; its id. Options are those of the protocol: queue, deadqueue, retry, execute_at, blocked_by, ... */
+  /** Store a task; its id. Options are those of the protocol: queue, deadqueue, retry, execute_at, blocked_by, interval, ... */
   async push(name, payload, options = {}) {
     return (await this.#ask("PUSH", pushBody(name, payload, options))).id;
   }

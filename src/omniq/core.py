@@ -179,6 +179,8 @@ class AsyncOmniQ:
         allow: Iterable[str] | None = None,
         middleware: Sequence[Middleware] = (),
         grace: float | None = None,
+        batch: int | None = None,
+        lease: float | timedelta | None = None,
     ) -> AsyncWorkerPool:
         """A worker pool on this store, not yet started: `async with await oq.worker(concurrency=4): …`."""
         return AsyncWorkerPool(
@@ -189,6 +191,8 @@ class AsyncOmniQ:
             allow=allow,
             middleware=middleware,
             grace=grace,
+            batch=batch,
+            lease=lease,
         )
 
 
@@ -374,6 +378,8 @@ class OmniQ:
         allow: Iterable[str] | None = None,
         middleware: Sequence[Middleware] = (),
         grace: float | None = None,
+        batch: int | None = None,
+        lease: float | timedelta | None = None,
     ) -> WorkerPool:
         """A worker pool on this store, not yet started: `with oq.worker(concurrency=4): …`."""
         return WorkerPool(
@@ -384,6 +390,8 @@ class OmniQ:
             allow=allow,
             middleware=middleware,
             grace=grace,
+            batch=batch,
+            lease=lease,
         )
 
 

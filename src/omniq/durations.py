@@ -1,4 +1,4 @@
-"""Durations as the line protocol and the command line write them: `45s`, `200ms`, `1m30s`, `1.5h`."""
+"""Durations as people write them: `45s`, `200ms`, `1.5h`; the line protocol also strings them together, like `1m30s`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ MAX_NS = (1 << 63) - 1
 
 _PART = re.compile(r"([0-9]{1,20})?(?:\.([0-9]{0,20}))?(ns|us|µs|μs|ms|s|m|h)")
 _WHOLE = re.compile(rf"[+-]?(?:{_PART.pattern})+")
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?\Z", re.ASCII)
+
+
+def in_seconds(text: str) -> float:
+    """`30s`, `10m`, `2h`, `30d`, `500ms`; a bare number is seconds."""
+    found = _DURATION.match(text.strip())
+    if found is None:
+        raise Invalid(f"{text!r} is not a duration: write it like 30s, 10m, 2h or 30d")
+    return float(found[1]) * _SECONDS[found[2] or "s"]
 
 
 def parse_duration(text: str) -> int:

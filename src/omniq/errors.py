@@ -21,6 +21,8 @@
     ├── LakeError                no lake there, one that is in use, or one that is too new or damaged
     │   └── CheckFailed          what the lake holds does not add up; nothing was published
     ├── SparkFailed              from `omniq.spark`: Spark, or code that it ran, failed
+    ├── NotEnded                 tasks that were waited for have not ended in time
+    ├── TasksFailed              tasks that were waited for FAILED or were CANCELLED
     └── StoreError               the store failed
         ├── StoreUnavailable  StoreFull  StoreTooNew  DriverClosed  EventsLost
         └── OutcomeUnknown       sent, but no answer: send the same call again with repeat=True
@@ -178,6 +180,14 @@ class CheckFailed(LakeError):
 
 class SparkFailed(OmniQError):
     """Spark failed, or a function that it ran raised an error that is neither omniq's nor Python's own."""
+
+
+class NotEnded(OmniQError, TimeoutError):
+    """Tasks that were waited for have not ended: the time is over, or no worker serves their queue."""
+
+
+class TasksFailed(OmniQError):
+    """Tasks that were waited for FAILED or were CANCELLED; the text says how many, and how the first of them ended."""
 
 
 class StoreError(OmniQError):

@@ -19,7 +19,7 @@ log = logging.getLogger("omniq.worker")
 class Heartbeat:
     """Prolongs what a worker holds at a third of the shortest lease, and hears of cancellations and lost leases.
 
-    `on_cancel` and `on_lost` are called in the thread.
+    `on_cancel` and `on_lost` are called in the thread. `lease_us` is how long leases are, where it is not as each task says.
     """
 
     def __init__(
@@ -29,10 +29,12 @@ class Heartbeat:
         info: Callable[[], WorkerInfo],
         on_cancel: Callable[[Record], None],
         on_lost: Callable[[Record], None],
+        lease_us: int | None = None,
     ) -> None:
         self._storage, self._held, self._info = storage, held, info
         self._on_cancel, self._on_lost = on_cancel, on_lost
-        self._shortest_us = DEFAULT_LEASE_US
+        self._lease_us = lease_us
+        self._shortest_us = self._shortest(())
         self._changed = threading.Event()
         self._ending = False
         self._thread = threading.Thread(target=self._beat_on, name="omniq-heartbeat", daemon=True)
@@ -47,7 +49,7 @@ class Heartbeat:
 
     def take(self, tasks: Sequence[Record]) -> None:
         """New tasks are held; one with a shorter lease makes the next beat come earlier."""
-        shortest = min(task.lease_us or DEFAULT_LEASE_US for task in tasks)
+        shortest = self._shortest(tasks)
         if shortest < self._shortest_us:
             self._shortest_us = shortest
             self._changed.set()
@@ -67,12 +69,17 @@ class Heartbeat:
     def _beat(self) -> None:
         held = list(self._held())
         beats: list[tuple[Operation, ...]] = [
-            (Extend(queue=t.queue, id=t.id, token=cast(str, t.token), late=True),) for t in held
+            (Extend(queue=t.queue, id=t.id, token=cast(str, t.token), lease_us=self._lease_us, late=True),) for t in held
         ]
         answers = self._storage.apply_blocking([*beats, (Beat(info=self._info()),)])
-        self._shortest_us = min((t.lease_us or DEFAULT_LEASE_US for t in held), default=DEFAULT_LEASE_US)
+        self._shortest_us = self._shortest(held)
         for task, answer in zip(held, answers, strict=False):
             if isinstance(answer, Refused):
                 self._on_lost(task)
             elif cast(Extended, answer[0]).cancel_requested:
                 self._on_cancel(task)
+
+    def _shortest(self, tasks: Sequence[Record]) -> int:
+        if self._lease_us is not None:
+            return self._lease_us
+        return min((task.lease_us or DEFAULT_LEASE_US for task in tasks), default=DEFAULT_LEASE_US)

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -34,7 +35,7 @@ from omniq.errors import (
 )
 from omniq.heartbeat import Heartbeat
 from omniq.middleware import Middleware
-from omniq.models import Record, State, check_queue, new_id, new_token
+from omniq.models import Record, State, check_queue, duration_us, new_id, new_token
 from omniq.operations import Ack, Beat, Extended, Filter, Operation, Progress, Reserve, Reserved, WorkerInfo
 from omniq.queue import AsyncTaskQueue
 from omniq.runner import Holding, Runner, holding, release
@@ -57,7 +58,8 @@ class AsyncWorkerPool:
 
     `queues` names the queues to serve, in order of preference; None serves all that tasks are enqueued to, in turn. `allow`
     names modules whose functions may run beside registered tasks; None means any on local stores and none on network stores.
-    `poll_interval` is the fallback where no wake-up arrives. May be started again after `stop()`.
+    `poll_interval` is the fallback where no wake-up arrives. `batch` is how many tasks are leased at once at most, `lease` how
+    long a lease lasts instead of what each task says. May be started again after `stop()`.
     """
 
     def __init__(
@@ -70,11 +72,14 @@ class AsyncWorkerPool:
         allow: Iterable[str] | None = None,
         middleware: Sequence[Middleware] = (),
         grace: float | None = None,
+        batch: int | None = None,
+        lease: float | timedelta | None = None,
         settings: Settings | None = None,
     ) -> None:
         self._queue = queue if isinstance(queue, AsyncTaskQueue) else AsyncTaskQueue(queue, settings)
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise Invalid(f"concurrency must be a whole number of at least 1, not {concurrency!r}")
+        _must_count("concurrency", concurrency)
+        if batch is not None:
+            _must_count("batch", batch)
         if not 0 < poll_interval < 86_400:
             raise Invalid(f"poll_interval must be more than 0 seconds, not {poll_interval!r}")
         self.grace = self._queue.settings.grace if grace is None else grace
@@ -86,6 +91,8 @@ class AsyncWorkerPool:
             check_queue(name)
         self.storage = self._queue.storage
         self.concurrency, self.poll_interval = concurrency, poll_interval
+        self._batch = batch
+        self._lease_us = None if lease is None else duration_us(lease, "lease")
         self.worker_id = ""
         self._named_queues = None if queues is None else tuple(queues)
         self._queues: tuple[str, ...] = self._named_queues or ()
@@ -158,7 +165,7 @@ class AsyncWorkerPool:
         self._slots = [self._spawn(self._slot()) for _ in range(self.concurrency)]
         on_cancel = functools.partial(self._from_thread, self._runner.cancel)
         on_lost = functools.partial(self._from_thread, self._lose)
-        self._heartbeat = Heartbeat(self.storage, self._held_now, self._info, on_cancel, on_lost)
+        self._heartbeat = Heartbeat(self.storage, self._held_now, self._info, on_cancel, on_lost, self._lease_us)
         self._heartbeat.start()
         try:
             await asyncio.shield(self._first_turn)
@@ -309,7 +316,8 @@ class AsyncWorkerPool:
         if not queues:
             self._dry = True
             return None
-        return Reserve(queues=queues, limit=wanted, token=new_token(), worker=self.worker_id)
+        limit = wanted if self._batch is None else min(wanted, self._batch)
+        return Reserve(queues=queues, limit=limit, token=new_token(), lease_us=self._lease_us, worker=self.worker_id)
 
     def _take_answers(self, transactions: list[tuple[Operation, ...]], answers: list[Result]) -> None:
         for transaction, answer in zip(transactions, answers, strict=True):
@@ -478,6 +486,11 @@ class AsyncWorkerPool:
     def _from_thread(self, call: Callable[[Record], None], record: Record) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed
             self._loop.call_soon_threadsafe(call, record)
+
+
+def _must_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise Invalid(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 class WorkerPool:

@@ -15,7 +15,7 @@ class DefaultSource(DataSource):
         return "omniq"
 
     def schema(self) -> str:
-        from omniq.spark.source import schema
+        from omniq.spark.schema import schema
 
         return schema(self.options)
 

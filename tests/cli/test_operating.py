@@ -1,4 +1,4 @@
-"""`omniq doctor`, `purge`, `migrate` and `bench`."""
+"""`omniq doctor`, `purge`, `backup`, `migrate` and `bench`."""
 
 import json
 import re
@@ -107,6 +107,49 @@ def test_purge_needs_an_age(sh: Shell) -> None:
     sh.put()
     assert sh("purge").code == 2
     assert sh("purge", "--older-than", "a while").sentence().startswith("'a while' is not a duration")
+
+
+# -- backup ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+def test_a_backup_is_a_store_of_its_moment(shells: Callable[..., Shell], kind: str) -> None:
+    sh, copy = shells(kind), shells(kind, "copy")
+    place = copy.folder / ("copy.db" if kind == "sqlite" else "copy")
+    kept = sh.enqueue("jobs:add", "[2, 3]")
+    assert sh.ok("backup", str(place)).out == f"written to {place}\n"
+    sh.enqueue("jobs:add", "[4, 5]")
+    assert [task["id"] for task in copy.ok("tasks", "list", "--json").json()] == [kept]
+    copy.ok("doctor")
+    copy.work()
+    assert copy.ok("result", kept).out == "5\n"
+    again = sh("backup", str(place))
+    assert again.code == 2
+    assert "is there already" in again.sentence()
+
+
+def test_a_backup_that_fails_leaves_nothing(sh: Shell) -> None:
+    sh.enqueue("jobs:add", "[2, 3]")
+    (sh.folder / "full").write_text("a file, not a folder")
+    assert sh("backup", str(sh.folder / "full" / "copy.db")).code == 1
+    assert not list(sh.folder.glob("*.part"))
+
+
+@pytest.mark.usefixtures("redis_server")
+def test_redis_is_backed_up_by_its_own_means(shells: Callable[..., Shell]) -> None:
+    sh = shells("redis")
+    sh.enqueue("jobs:add", "[2, 3]")
+    refused = sh("backup", "copy")
+    assert refused.code == 2
+    assert "by its own means" in refused.sentence()
+
+
+def test_a_folder_is_not_copied_into_itself(shells: Callable[..., Shell]) -> None:
+    sh = shells("file")
+    sh.enqueue("jobs:add", "[2, 3]")
+    inside = Path(sh.url.removeprefix("file://").partition("?")[0]) / "copy"
+    assert "is inside the store" in sh("backup", str(inside)).sentence()
+    sh.ok("doctor")
 
 
 # -- migrate ---------------------------------------------------------------------------------------

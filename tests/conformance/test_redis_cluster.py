@@ -1,19 +1,24 @@
 """The Redis driver on a cluster of three nodes: the whole contract within a queue, and refusals by name across slots."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from support.redis_server import Cluster
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from redis.crc import key_slot
+from support.redis_server import Cluster, Server
 
-from omniq.errors import CrossQueue, Refused
+from omniq.errors import CrossQueue, Refused, StoreUnavailable
 from omniq.models import Blocker, Record, State, new_token
 from omniq.operations import Ack, Enqueue, Reserve, Reserved, Saved
 from omniq.storage.redis import RedisStorage
 from omniq.testing import FakeClock, conformance
+from omniq.testing.stateful import driver_machine
 
 _clusters: list[Cluster] = []
 
@@ -41,6 +46,19 @@ def reopen(storage: RedisStorage, clock: FakeClock) -> RedisStorage:
 CAPABILITIES = msgspec.structs.replace(RedisStorage.capabilities, cross_queue=False)
 
 test_conformance = conformance.tests(make_storage, reopen=reopen, capabilities=CAPABILITIES)
+
+
+def test_the_reference_model_agrees() -> None:
+    run_state_machine_as_test(
+        driver_machine(make_storage),
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.reuse, Phase.generate, Phase.shrink],
+        ),
+    )
 
 
 async def refused(storage: RedisStorage, *operations: Any) -> Refused:
@@ -84,6 +102,107 @@ def test_what_comes_in_from_another_store_must_not_span_slots_either(cluster: Cl
             assert await storage.check() == []
 
     asyncio.run(main())
+
+
+def scripts_run(cluster: Cluster) -> int:
+    calls = 0
+    for node in cluster.nodes:
+        with node.client() as client:
+            stats = client.info("commandstats")
+        calls += sum(stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval"))
+    return calls
+
+
+def test_a_call_is_one_call_of_the_script_per_slot(cluster: Cluster) -> None:
+    async def main() -> None:
+        async with make_storage(FakeClock()) as storage:
+            await storage.apply([(Enqueue(id=f"first {q}", name="job", queue=q),) for q in "abc"])
+            before = scripts_run(cluster)
+            await storage.apply([(Enqueue(id=f"{q}{n}", name="job", queue=q),) for n in range(9) for q in "abc"])
+            assert scripts_run(cluster) == before + 3
+
+    asyncio.run(main())
+
+
+def test_each_queue_has_ids_of_its_own(cluster: Cluster) -> None:
+    async def main() -> None:
+        async with make_storage(FakeClock()) as storage:
+            await storage.apply([(Enqueue(id="same", name=q, queue=q),) for q in "ab"])
+            storage.apply_blocking([(Enqueue(id="same", name="c", queue="c"),)])
+            assert await storage.queues() == ["a", "b", "c"]
+            reserve = Reserve(queues=("a",), token=new_token())
+            await storage.apply([(reserve,)])
+            await storage.apply([(Ack(queue="a", id="same", token=reserve.token),)])
+            found = [await storage.get("same", q) for q in "abc"]
+            assert [(t.name, t.state) for t in found if t] == [("a", State.DONE), ("b", State.READY), ("c", State.READY)]
+
+    asyncio.run(main())
+
+
+def test_a_call_follows_a_slot_that_moves(cluster: Cluster) -> None:
+    """Not while it is on its way: a script that does not declare its keys would find half of them."""
+    slot = key_slot(b"moving")
+    source = cluster.nodes[cluster.master_of(slot)]
+    target = cluster.nodes[(cluster.master_of(slot) + 1) % 3]
+
+    def tell(node: Server, *command: object) -> None:
+        with node.client() as client:
+            client.execute_command("CLUSTER", "SETSLOT", slot, *command)
+
+    def id_of(node: Server) -> str:
+        with node.client() as client:
+            return client.execute_command("CLUSTER", "MYID").decode()
+
+    async def main() -> None:
+        async with make_storage(FakeClock()) as storage:
+            await storage.apply([(Enqueue(id="before", name="job", queue="moving"),)])
+            tell(target, "IMPORTING", id_of(source))
+            tell(source, "MIGRATING", id_of(target))
+            try:
+                for _ in range(2):
+                    with pytest.raises(StoreUnavailable, match="on its way"):
+                        await storage.apply([(Enqueue(id="asked", name="job", queue="moving"),)])
+                    with pytest.raises(StoreUnavailable, match="on its way"):
+                        storage.apply_blocking([(Enqueue(id="asked", name="job", queue="moving"),)])
+                with source.client() as client:
+                    keys = list(client.scan_iter(match="{moving}:*"))
+                    client.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+                for node in (target, source, *cluster.nodes):
+                    tell(node, "NODE", id_of(target))
+                await storage.apply([(Enqueue(id="moved", name="job", queue="moving"),)])
+                storage.apply_blocking([(Enqueue(id="moved too", name="job", queue="moving"),)])
+                with target.client() as client:
+                    assert client.lrange("{moving}:wait", 0, -1) == [b"before", b"moved", b"moved too"]
+            finally:
+                cluster.flush()
+                for node in (source, target, *cluster.nodes):
+                    tell(node, "NODE", id_of(source))
+
+    asyncio.run(main())
+
+
+def test_the_least_rights_of_the_documentation_are_enough_on_a_cluster(cluster: Cluster, repository: Path) -> None:
+    page = (repository / "docs/how-to/operate-redis.md").read_text()
+    line = re.search(r"^user omniq on >secret (.*)$", page, re.MULTILINE)
+    more = re.search(r"A cluster also needs `([^`]*)`", page)
+    assert line is not None
+    assert more is not None
+    for node in cluster.nodes:
+        with node.client() as client:
+            client.execute_command("ACL", "SETUSER", "omniq", "reset", "on", ">secret", *line[1].split(), *more[1].split())
+
+    def make(clock: FakeClock) -> RedisStorage:
+        cluster.flush()
+        return RedisStorage(cluster.url.replace("redis://", "redis://omniq:secret@"), clock=clock)
+
+    try:
+        for case in conformance.cases(durable=False, capabilities=CAPABILITIES):
+            if case.topic in ("groups", "looking", "transactions"):
+                conformance.run_case(case, make)
+    finally:
+        for node in cluster.nodes:
+            with node.client() as client:
+                client.execute_command("ACL", "DELUSER", "omniq")
 
 
 def test_one_call_may_carry_transactions_for_several_slots(cluster: Cluster) -> None:

@@ -11,11 +11,14 @@ A page's blocks run in order in one folder and one process:
   command with a pipe goes through the shell. An `sh` block may be a file too. Port 12345 becomes one that is free.
 - A `text title="Output"` block is what the block before it must have printed. `…` stands for anything.
 - A block after `<!-- no-test: reason -->` does not run.
+- A page that uses Spark runs in tests/spark: with the session of the tests when it has only `python` blocks, else by itself
+  and with the slow tests, since each command starts Spark.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -27,6 +30,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -35,8 +39,11 @@ FOR_READERS = ("make", "pip", "git", "cd", "source")
 RUN = ("omniq", "python", "export", "printf", "bash", "node")
 LOOK = ("ls", "cat", "cp", "grep", "jq")
 PORT = "12345"
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^`\n]*)$")
+_SPARK = re.compile(r"omniq\.spark|pyspark|\bomniq (?:lake|spark)\b")
 _NO_TEST = re.compile(r"<!--\s*no-test:\s*(?P<reason>.*?)\s*-->")
 _FILE = re.compile(r"# (?P<name>[\w./-]+\.(?:py|toml|ini|sql|sh))$")
 
@@ -77,13 +84,53 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+def to_run(page: Path) -> list[Block]:
+    """The blocks of a page that run, or that files and outputs are in."""
+    found = [block for block in blocks(page) if block.no_test is None]
+    return found if any(block.language in ("python", "sh", "console") for block in found) else []
+
+
+def on_spark(found: list[Block], *languages: str) -> bool:
+    """Whether one of these blocks, of these languages if some are named, uses Spark."""
+    return any(_SPARK.search(block.code) for block in found if not languages or block.language in languages)
+
+
+def run_page(page: Path, folder: Path, timeout: float) -> None:
+    """Run a page in a folder and a process of its own."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OMNIQ_")}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    if not has_netcat():  # then a stand-in of our own: what the pages show is the protocol, not netcat
+        environment["PATH"] = f"{Path(__file__).with_name('stand-ins')}{os.pathsep}{environment['PATH']}"
+    environment.pop("PYTEST_ADDOPTS", None)
+    done = subprocess.run(
+        [sys.executable, __file__, name(page), msgspec.json.encode(to_run(page)).decode()],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@functools.cache
+def has_netcat() -> bool:
+    """Whether `nc` is one that knows `-N`; there are several programs of that name."""
+    if shutil.which("nc") is None:
+        return False
+    told = subprocess.run(["nc", "-h"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=10)
+    return bool(re.search(r"^\s+-N\b", told.stdout + told.stderr, re.MULTILINE))
+
+
+def name(page: Path) -> str:
+    return page.relative_to(REPOSITORY).as_posix()
+
+
 class Runner:
-    """Runs the blocks of a page in the working folder."""
+    """Runs the blocks of a page in the working folder, with the names of a module."""
 
-    def __init__(self) -> None:
-        import __main__
-
-        self.namespace: dict[str, Any] = vars(__main__)
+    def __init__(self, module: ModuleType) -> None:
+        self.namespace: dict[str, Any] = vars(module)
         self.printed = ""
         self.servers: list[subprocess.Popen[str]] = []
 
@@ -128,7 +175,7 @@ class Runner:
                 continue
             if "|" in words or words[0] in LOOK:
                 words = ["sh", "-c", command]
-            done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=300)
             if done.returncode != 0:
                 raise AssertionError(f"{command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
             self.printed += done.stdout
@@ -168,7 +215,7 @@ def compare(expected: str, printed: str) -> None:
 def main(page: str, listed: str) -> None:
     """Run in a process of its own: `python pages.py PAGE BLOCKS`, the blocks as JSON."""
     sys.path[0] = os.getcwd()  # as for a script that lies there; the folder of the tests is not for pages
-    runner = Runner()
+    runner = Runner(sys.modules["__main__"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

@@ -1,44 +1,19 @@
-"""Every code block of the README and of the documentation runs."""
+"""Every code block of the README and of the documentation runs; what uses Spark does so in tests/spark."""
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import msgspec
 import pages
 import pytest
+from pages import PAGES, name
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 KNOWN = {"python", "sh", "console", "text", "sql", "json"}
-
-
-def name(page: Path) -> str:
-    return page.relative_to(REPOSITORY).as_posix()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    blocks = [b for b in pages.blocks(page) if b.no_test is None]
-    if not any(b.language in ("python", "sh", "console") for b in blocks):
-        return
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("OMNIQ_")}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    if shutil.which("nc") is None:  # then a stand-in of our own: what the pages show is the protocol, not netcat
-        environment["PATH"] += f"{os.pathsep}{Path(__file__).with_name('stand-ins')}"
-    environment.pop("PYTEST_ADDOPTS", None)
-    script = Path(__file__).with_name("pages.py")
-    done = subprocess.run(
-        [sys.executable, str(script), name(page), msgspec.json.encode(blocks).decode()],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    blocks = pages.to_run(page)
+    if blocks and not pages.on_spark(blocks):
+        pages.run_page(page, tmp_path, timeout=100)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -9,12 +9,15 @@ from typing import Any
 from omniq.errors import Refused
 from omniq.models import Blocker, TaskError
 from omniq.operations import (
+    AbortRun,
     Ack,
     Beat,
     Cancel,
+    CommitRun,
     Enqueue,
     Extend,
     Fail,
+    OpenRun,
     Operation,
     Progress,
     Release,
@@ -24,6 +27,7 @@ from omniq.operations import (
     Reserve,
     Retention,
     Retry,
+    Stage,
     WorkerInfo,
 )
 from omniq.storage.file import FileStorage
@@ -72,9 +76,32 @@ async def furnish(path: Path) -> None:
         await do(storage, job("run-dep-dep", blocked_by=(Blocker("run-dep-0", "q"),), dead_queue="dq"))
         await do(storage, (Reserve(queues=("r",), token=TOKEN, limit=99, lease_us=HOUR, worker="w-1"),))
         await do(storage, (Beat(info=WorkerInfo(worker="w-1", host="here", pid=1, queues=("q",))),))
+        await _furnish_runs(storage)
         await storage.pause("p")
         await storage.set_group_limit("q", "h", 7)
         await storage.allocate_ids(5)
+
+
+async def _furnish_runs(storage: FileStorage) -> None:
+    """Runs that are open, over, committed and aborted; two of them want the same tasks."""
+    for run_id, ttl_us in (("one", 100 * HOUR), ("two", 100 * HOUR), ("short", HOUR), ("done", HOUR), ("gone", HOUR)):
+        await do(storage, (OpenRun(queue="s", run_id=run_id, ttl_us=ttl_us),))
+    await do(storage, staging("one", "both", "both-keyed", "only-one", "with-group", "with-eta", "blocks"))
+    await do(storage, staging("two", "both", "both-keyed", "only-two"))
+    await do(storage, staging("short", "both", "only-short"), staging("done", "released"), staging("gone", "dropped"))
+    await do(storage, job("behind", blocked_by=(Blocker("blocks", "s"),)))
+    await do(storage, (CommitRun(queue="s", run_id="done"),), (AbortRun(queue="s", run_id="gone"),))
+
+
+def staging(run_id: str, *ids: str) -> tuple[Operation, ...]:
+    """What an id says is what its task has."""
+    tasks: list[Enqueue] = []
+    for id in ids:
+        more: dict[str, Any] = {"idempotency_key": f"key of {id}"} if "keyed" in id else {}
+        more |= {"group": "g", "group_limit": 2} if "group" in id else {}
+        more |= {"eta_us": START_US + HOUR} if "eta" in id else {}
+        tasks.append(Enqueue(id=id, name="job", queue="s", payload=b"[]", fingerprint=id, **more))
+    return (Stage(queue="s", run_id=run_id, tasks=tuple(tasks)),)
 
 
 async def _transaction(storage: FileStorage) -> None:
@@ -149,5 +176,11 @@ SCENES: dict[str, Scene] = {
     "beat": _one(Beat(info=WorkerInfo(worker="w-2", host="there"))),
     "beat for the last time": _one(Beat(info=WorkerInfo(worker="w-1"), gone=True)),
     "allocate ids": lambda s: s.allocate_ids(3),
+    "open a run": _one(OpenRun(queue="brand-new", run_id="one")),
+    "stage": lambda s: do(s, staging("one", "new", "new-keyed", "new-group", "only-two", "only-one")),
+    "commit a run": _one(CommitRun(queue="s", run_id="one")),
+    "abort a run": _one(AbortRun(queue="s", run_id="one")),
+    "sweep a run whose time is over": lambda s: s.sweep(START_US + 2 * HOUR),
+    "enqueue what is staged": lambda s: do(s, job("both", "s"), job("other", "s", idempotency_key="key of both-keyed")),
 }
-BRIEF = ("transaction", "ack", "several transactions", "purge")  # tried where trying all would take too long
+BRIEF = ("transaction", "ack", "several transactions", "purge", "abort a run")  # tried where trying all would take too long

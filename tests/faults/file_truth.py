@@ -17,6 +17,7 @@ from omniq.storage.file import FileStorage
 from omniq.storage.file_writer import Section
 
 FOLDER_OF = {
+    State.STAGED: "queue/pending",
     State.BLOCKED: "queue/pending",
     State.SCHEDULED: "queue/pending",
     State.READY: "queue/pending",
@@ -58,6 +59,9 @@ def _rows(section: Section) -> Dump:
         "keys": {place: msgspec.to_builtins(key.line) for place, key in index.keys.items()},
         "waits_for": {entry.id: entry.waits_for for entry in index.entries.values() if entry.waits_for},
         "deferrals": dict(index.deferrals),
+        "runs": {place: msgspec.to_builtins(run) for place, run in index.runs.items()},
+        "claims": dict(index.claims),
+        "staged": {place: sorted(e.id for e in index.staged(run, 10_000)) for place, run in index.runs.items()},
         "counters": counters,
     }
 

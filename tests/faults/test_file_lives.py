@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from file_scenes import HOUR, SECOND, clock, job
 from file_truth import Dump, check_folder, difference, dump
@@ -18,11 +19,15 @@ from support.faulty_files import FaultyFiles, LayeredStorage, Stopped
 from omniq.errors import StoreError
 from omniq.models import Blocker, State, TaskError
 from omniq.operations import (
+    AbortRun,
     Ack,
     Beat,
     Cancel,
+    CommitRun,
+    Enqueue,
     Extend,
     Fail,
+    OpenRun,
     Operation,
     Progress,
     Release,
@@ -32,9 +37,10 @@ from omniq.operations import (
     Reserve,
     Retention,
     Retry,
+    Stage,
     WorkerInfo,
 )
-from omniq.storage import file_folder, machine
+from omniq.storage import file_folder, machine, runs
 from omniq.storage.file import FileStorage
 
 ROUNDS = int(os.environ.get("ROUNDS") or 20)
@@ -62,7 +68,9 @@ class Life:
             reserve = Reserve(queues=queues, token=token, limit=dice.randrange(1, 5), lease_us=HOUR, worker="w")
             at = now + dice.choice((0, HOUR // 2))
             return lambda storage: storage.apply([(reserve,)], at)
-        elif kind < 0.88:
+        elif kind < 0.65:
+            transactions = [self._on_run(found) for _ in range(dice.randrange(1, 4))]
+        elif kind < 0.9:
             ids = dice.sample(list(found["tasks"]), min(len(found["tasks"]), dice.randrange(1, 5)))
             ops = [self._on(found["tasks"][id]) for id in ids]
             transactions = [tuple(ops)] if dice.random() < 0.5 and ops else [(op,) for op in ops]
@@ -93,6 +101,27 @@ class Life:
         if dice.random() < 0.2:
             more["on_conflict"] = "replace_finished"
         return job(id, dice.choice(QUEUES), **more)
+
+    def _on_run(self, found: Dump) -> tuple[Operation, ...]:
+        """Few runs, which therefore want the same tasks; one that has ended is followed by another."""
+        dice = self.dice
+        queue, runs = dice.choice(QUEUES), found["rows"]["runs"]
+        over = {id for (of, id), run in runs.items() if of == queue and run.get("state", "OPEN") != "OPEN"}
+        run_id = next(id for id in (f"r-{n}" for n in itertools.count(dice.randrange(2))) if id not in over)
+        if (queue, run_id) not in runs:
+            return (OpenRun(queue=queue, run_id=run_id, ttl_us=dice.choice((HOUR, 24 * HOUR))),)
+        kind = dice.random()
+        if kind < 0.15:
+            return (CommitRun(queue=queue, run_id=run_id),)
+        if kind < 0.3:
+            return (AbortRun(queue=queue, run_id=run_id),)
+        tasks: list[Enqueue] = []
+        for _ in range(dice.randrange(1, 6)):
+            (task,) = self._enqueue(found)
+            assert isinstance(task, Enqueue)
+            eta_us = None if task.delay_us is None else clock()() + task.delay_us
+            tasks.append(msgspec.structs.replace(task, queue=queue, delay_us=None, eta_us=eta_us, blocked_by=()))
+        return (Stage(queue=queue, run_id=run_id, tasks=tuple(tasks)),)
 
     def _on(self, task: dict[str, Any]) -> Operation:
         dice, place = self.dice, {"queue": task["queue"], "id": task["id"]}
@@ -134,6 +163,7 @@ class Life:
                 lambda storage: storage.set_group_limit(queue, group, limit),
                 lambda storage: storage.purge(kept, now + 2 * HOUR),
                 lambda storage: storage.sweep(),
+                lambda storage: storage.sweep(now + 2 * HOUR),
                 lambda storage: storage.promote(queue, now_us=now + HOUR),
                 lambda storage: storage.allocate_ids(2),
                 lambda storage: storage.apply([(beat,)]),
@@ -236,6 +266,7 @@ def live_with_small_files(room: Path, patch: pytest.MonkeyPatch, steps: int, see
     patch.setattr(file_folder, "SEGMENT_BYTES", dice.choice((1, 600, 3000, 1 << 20)))
     patch.setattr(file_folder, "TIDY_BYTES", dice.choice((1, 500, 1 << 14)))
     patch.setattr(machine, "CASCADE_LIMIT", dice.choice((1, 3, 1000)))
+    patch.setattr(runs, "SETTLE_LIMIT", dice.choice((1, 3, 5000)))
     asyncio.run(live(room, steps, dice))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.guest import NoGuest, make_guest
 from support.redis_server import Server, running
 
 from omniq import AsyncOmniQ, BaseStorage, FileStorage, MemoryStorage, Settings, SQLiteStorage
@@ -37,6 +38,15 @@ def redis_url(redis_server: Server) -> str:
     with redis_server.client() as client:
         client.flushall()
     return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def guest_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python that has the published client, which has the name of our package, and nothing of ours."""
+    try:
+        return make_guest(tmp_path_factory.mktemp("guest"))
+    except NoGuest as exc:
+        pytest.skip(f"the published client cannot be installed here: {exc}")
 
 
 @pytest.fixture(params=["memory", "sqlite", "file", "redis"])

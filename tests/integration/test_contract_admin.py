@@ -229,16 +229,17 @@ def test_a_publish_that_never_arrived_is_not_taken_for_an_older_one(shaky: Contr
     job_id = shaky.publish("q", {"n": 1}, job_id="mine")
     shaky.ack_success("q", job_id, take(shaky).lease_token, T)
 
-    carry_out = faulty.inner.apply
+    carry_out = faulty.inner.apply_blocking
     lost = [True]
 
-    async def lose_the_first(*args: Any, **kwargs: Any) -> Any:
+    def lose_the_first(*args: Any, **kwargs: Any) -> Any:
         if lost.pop() if lost else False:
             raise OutcomeUnknown("it never arrived")
-        return await carry_out(*args, **kwargs)
+        return carry_out(*args, **kwargs)
 
-    faulty.inner.apply = lose_the_first  # type: ignore[method-assign]
+    faulty.inner.apply_blocking = lose_the_first  # type: ignore[method-assign]
     shaky.publish("q", {"n": 1}, job_id="mine")
+    assert not lost
     assert take(shaky).attempt == 1
 
 

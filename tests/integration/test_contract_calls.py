@@ -303,10 +303,10 @@ def test_a_token_that_fits_a_job_without_a_lease_is_not_active() -> None:
     """Only a damaged store has such a job."""
 
     class Damaged(MemoryStorage):
-        async def _apply(self, transactions: Any, now_us: int | None, repeat: bool) -> Any:
+        def _apply_blocking(self, transactions: Any, now_us: int | None, repeat: bool) -> Any:
             if isinstance(transactions[0][0], Held):
                 return [NotActive("it has no lease")]
-            return await super()._apply(transactions, now_us, repeat)
+            return super()._apply_blocking(transactions, now_us, repeat)
 
     with ContractClient(Damaged()) as client:
         job_id = client.publish("q", {})

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -110,6 +111,56 @@ def test_a_blocking_call_whose_answer_got_lost_says_so(proxy: Proxy, url: str) -
                 storage.apply_blocking(enqueue("a"))
             (answer,) = storage.apply_blocking(enqueue("a"), repeat=True)
             assert answer == [Enqueued(id="a", existed=True, state=State.READY)]
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_silent_leaves_the_outcome_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omniq.storage.redis_client.ANSWER_S", 0.3)
+
+    async def main(server: Server) -> None:
+        async with RedisStorage(server.url) as storage:
+            await storage.apply(enqueue("warm"))
+            storage.apply_blocking(enqueue("warm too"))
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(OutcomeUnknown):
+                    await storage.apply(enqueue("a"))
+                with pytest.raises(OutcomeUnknown):
+                    storage.apply_blocking(enqueue("b"))
+                with pytest.raises(StoreUnavailable):
+                    await storage.get("a", "default")
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            for id in "ab":
+                assert await storage.apply(enqueue(id), repeat=True) == [[Enqueued(id=id, existed=True, state=State.READY)]]
+
+    with running(tmp_path / "redis") as server:
+        asyncio.run(main(server))
+
+
+def test_a_cancelled_call_is_cancelled_whenever_it_comes(url: str) -> None:
+    """Before Python 3.12 the client library's own timeout swallowed it, and a loop of calls could not be ended."""
+
+    async def main() -> None:
+        async with RedisStorage(url) as storage:
+            stop = False
+
+            async def call_on(name: str) -> None:
+                n = 0
+                while not stop:
+                    n += 1
+                    await storage.apply(enqueue(f"{name}-{n}"))
+
+            for n in range(40):
+                calls = asyncio.create_task(call_on(f"p{n}"))
+                await asyncio.sleep(n * 0.0003)
+                calls.cancel()
+                done, _ = await asyncio.wait({calls}, timeout=2)
+                stop = not done
+                await asyncio.wait({calls})
+                assert done, "the cancellation was swallowed"
+            assert await storage.check() == []
 
     asyncio.run(main())
 

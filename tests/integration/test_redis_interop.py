@@ -7,76 +7,25 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.guest import NoGuest, make_guest
 from support.redis_server import Server
+from support.sides import SUPPORT, Ours, Theirs, guest_command
 from support.waiting import wait_for
 
 from omniq import OmniQ, RedisStorage, Settings
-from omniq.contract import ContractClient
+from omniq.operations import Enqueue
+from omniq.storage.bulk import open_bulk
 
 QUEUE = "shared"
-SUPPORT = Path(__file__).parent.parent / "support"
 MINUTE_MS = 60_000
-
-
-@pytest.fixture(scope="session")
-def guest_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python that has the published client, which has the name of our package, and nothing of ours."""
-    try:
-        return make_guest(tmp_path_factory.mktemp("guest"))
-    except NoGuest as exc:
-        pytest.skip(f"the published client cannot be installed here: {exc}")
 
 
 def value_of(answer: Any, name: str) -> Any:
     return answer[name] if isinstance(answer, dict) else getattr(answer, name)
-
-
-class Theirs:
-    """The published client in a process of its own."""
-
-    def __init__(self, python: str, port: int) -> None:
-        command = [python, str(SUPPORT / "guest_side.py"), str(port)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(**arguments: Any) -> Any:
-            stdin, stdout = self._process.stdin, self._process.stdout
-            assert stdin is not None
-            assert stdout is not None
-            stdin.write(json.dumps({"method": method, "arguments": arguments}) + "\n")
-            stdin.flush()
-            answer = json.loads(stdout.readline())
-            if "error" in answer:
-                raise RuntimeError(answer["error"])
-            return answer["ok"]
-
-        return call
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(10)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-class Ours:
-    """Our client, called with the same keywords."""
-
-    def __init__(self, url: str) -> None:
-        self.client = ContractClient.from_url(url)
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        return getattr(self.client, method)
-
-    def close(self) -> None:
-        self.client.close()
 
 
 @pytest.fixture
@@ -254,6 +203,32 @@ def test_our_task_is_finished_by_theirs_and_frees_who_waits(sides: dict[str, Any
         assert oq.get_task(first).status == oq.get_task(second).status == "SUCCESS"
 
 
+def test_what_we_stage_is_out_of_their_reach_until_the_commit(sides: dict[str, Any], redis_url: str) -> None:
+    theirs = sides["theirs"]
+    tasks = [Enqueue(id=f"t{n}", name="job", queue=QUEUE, payload=b"[%d]" % n, idempotency_key=f"k{n}") for n in range(3)]
+    with open_bulk(redis_url) as bulk:
+        bulk.open_run("r", QUEUE)
+        assert bulk.stage("r", tasks) == (3, 0)
+        assert reserve(theirs) is None
+        with pytest.raises(Exception, match="NO_JOB"):
+            theirs.remove_job(queue=QUEUE, job_id="t0", lane="wait")
+        with pytest.raises(Exception, match="NO_JOB"):
+            theirs.retry_failed(queue=QUEUE, job_id="t0")
+        theirs.publish(queue=QUEUE, job_id="t1", payload={"their": "own"})
+        theirs.pause(queue=QUEUE)
+        done = bulk.commit_run("r")
+        assert (done.new, done.released, done.settled) == (3, 2, True)
+    theirs.resume(queue=QUEUE)
+    taken = [reserve(theirs) for _ in range(4)]
+    assert [(job["job_id"], json.loads(job["payload"])) for job in taken if job is not None] == [
+        ("t1", {"their": "own"}),
+        ("t0", [0]),
+        ("t2", [2]),
+    ]
+    for job in taken[:3]:
+        theirs.ack_success(**held(job))
+
+
 def sweep(url: str) -> None:
     async def main() -> None:
         async with RedisStorage(url) as storage:
@@ -268,7 +243,7 @@ def test_both_consume_one_queue_while_their_processes_are_killed(
     log = tmp_path / "ran"
     log.touch()
     commands = [
-        [guest_python, str(SUPPORT / "guest_side.py"), str(redis_server.port), QUEUE, str(log)],
+        guest_command(guest_python, redis_server.port, QUEUE, str(log)),
         [sys.executable, str(SUPPORT / "own_side.py"), redis_url, QUEUE, str(log)],
     ]
 

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -10,13 +12,13 @@ from typing import Any
 
 import pytest
 from support import jobs
-from support.redis_server import Server, running
+from support.redis_server import Server, free_port, running
 
 from omniq import AsyncOmniQ
 from omniq.cli.copying import Copy
-from omniq.errors import Invalid, Refused
+from omniq.errors import Invalid, Refused, StoreUnavailable
 from omniq.models import Blocker, Record, State, StoredResult, new_token
-from omniq.operations import Ack, Enqueue, Extend, Fail, Filter, Reserve, Reserved, Retention, Saved
+from omniq.operations import Ack, Cancel, Enqueue, Extend, Fail, Filter, Reserve, Reserved, Retention, Saved
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.redis import RedisStorage
@@ -357,6 +359,38 @@ def test_callers_that_come_together_share_a_call(server: Server, raw: Any) -> No
     run(server, body)
 
 
+def test_a_call_is_one_call_of_the_script_however_much_it_carries(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        await storage.apply([(new(f"first {q}", queue=q),) for q in "abc"])
+        raw.config_resetstat()
+        call: list[Any] = [(new(f"{q}{n}", queue=q), new(f"{q}{n} too", queue="a")) for n in range(9) for q in "abc"]
+        call.append((Reserve(queues=("a", "b", "c"), limit=9, token=new_token()),))
+        for answer in await storage.apply(call):
+            assert not isinstance(answer, Refused), answer
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+
+    run(server, body)
+
+
+def test_what_was_cancelled_or_is_blocked_is_in_no_lane_and_no_counter_of_the_contract(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        later = new("later", delay_us=60_000_000)
+        blocked = new("blocked", blocked_by=(Blocker("waits", Q),))
+        await add(storage, new("waits"), new("grouped", group="g"), later, blocked)
+        for id in ("grouped", "later"):
+            (answer,) = await storage.apply([(Cancel(queue=Q, id=id),)])
+            assert not isinstance(answer, Refused)
+        assert raw.lrange(f"{BASE}wait", 0, -1) == [b"waits"]
+        for key in ("g:g:wait", "groups:ready", "delayed", "idx:delayed"):
+            assert not raw.exists(BASE + key), key
+        assert raw.zrange(f"{BASE}idx:wait", 0, -1) == [b"waits"]
+        stats = {name.decode(): value for name, value in raw.hgetall(f"{BASE}stats").items()}
+        assert (stats["waiting"], stats["group_waiting"], stats["delayed"], stats["groups_ready"]) == (b"1", b"0", b"0", b"0")
+        assert not raw.exists(f"{BASE}job:grouped", f"{BASE}job:later")
+
+    run(server, body)
+
+
 def test_the_least_rights_of_the_documentation_are_enough(server: Server, raw: Any, repository: Path) -> None:
     page = (repository / "docs/how-to/operate-redis.md").read_text()
     line = re.search(r"^user omniq on >secret (.*)$", page, re.MULTILINE)
@@ -369,7 +403,7 @@ def test_the_least_rights_of_the_documentation_are_enough(server: Server, raw: A
         return RedisStorage(server.url.replace("redis://", "redis://omniq:secret@"), clock=clock)
 
     try:
-        topics = {"dependencies", "events", "fan_in", "groups", "idempotency", "looking", "results", "transactions"}
+        topics = {"dependencies", "events", "fan_in", "groups", "idempotency", "looking", "results", "runs", "transactions"}
         for case in conformance.cases(durable=False, capabilities=RedisStorage.capabilities):
             if case.topic in topics:
                 conformance.run_case(case, make)
@@ -408,6 +442,39 @@ def test_sentinels_name_the_master(server: Server, raw: Any, tmp_path: Path) -> 
     finally:
         sentinel.stop()
     assert raw.zcard(f"{BASE}active") == 2
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+def test_a_server_with_tls_is_reached_and_its_certificate_is_checked(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server.client() as client:
+        if not client.config_get("tls-port"):
+            pytest.skip("this server was built without TLS")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*make.split(), *names], check=True, capture_output=True)
+    port = free_port()
+    files = {"tls_cert_file": str(certificate), "tls_key_file": str(key), "tls_ca_cert_file": str(certificate)}
+    url = f"rediss://localhost:{port}/0"
+
+    async def works() -> None:
+        async with RedisStorage(url) as storage:
+            await add(storage, new("a"))
+            storage.apply_blocking([(new("b"),)])
+            assert [t.id for t in await take(storage, 9)] == ["a", "b"]
+
+    async def refused() -> None:
+        storage = RedisStorage(url)
+        with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+            await storage.open()
+        await storage.close()
+
+    with running(tmp_path / "tls", tls_port=str(port), tls_auth_clients="no", **files):
+        asyncio.run(refused())
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        asyncio.run(works())
 
 
 def test_a_failed_task_that_failed_here_is_not_swept_again(server: Server, raw: Any) -> None:

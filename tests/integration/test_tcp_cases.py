@@ -1,14 +1,16 @@
 """The cases of `tcp_cases/`, against a real server on each store."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.tcp import STORES, ServerProcess, redis_for_all
-from support.tcp_cases import Case, CaseRun, read_cases
+from support.tcp_cases import Case, CaseRun, needs_files, needs_linux, read_cases
 
 CASES = read_cases(Path(__file__).with_name("tcp_cases"))
+LINUX = sys.platform == "linux"
 SHARED = sorted({case.options for case in CASES if not case.own_server})
 
 Servers = dict[tuple[str, tuple[str, ...]], ServerProcess]
@@ -45,8 +47,12 @@ def played(own_server: bool) -> Iterator[Any]:
     """Each case with each store that it is for."""
     for case in CASES:
         for name, store in STORES.items():
-            if case.own_server is own_server and (store.durable or not own_server) and (store.by_time or not case.by_time):
+            fits = (store.durable or not own_server) and (store.by_time or not case.by_time)
+            fits = fits and (store.place is not None or not needs_files(case)) and (LINUX or not needs_linux(case))
+            if case.own_server is own_server and not case.default_store and fits:
                 yield pytest.param(case, name, id=f"{case.name}-{name}")
+        if own_server and case.default_store:
+            yield pytest.param(case, "sqlite", id=f"{case.name}-default")
 
 
 @pytest.mark.parametrize(("case", "store"), list(played(own_server=False)))
@@ -56,7 +62,8 @@ def test_a_case_holds(case: Case, store: str, servers: Servers) -> None:
 
 @pytest.mark.parametrize(("case", "store"), list(played(own_server=True)))
 def test_a_case_with_a_server_of_its_own_holds(case: Case, store: str, tmp_path: Path) -> None:
-    server = ServerProcess(STORES[store].url(tmp_path), tmp_path, case.options).ready()
+    url = None if case.default_store else STORES[store].url(tmp_path)
+    server = ServerProcess(url, tmp_path, case.options).ready()
     try:
         CaseRun(case, server, STORES[store], "case").play()
         assert "Traceback" not in server.errors

@@ -82,6 +82,20 @@ def test_fetch_many_nack_extend_and_cancel(client: Client) -> None:
     assert client.result(numbers[0]).status == "CANCELLED"
 
 
+def test_a_pushed_task_may_repeat(client: Client) -> None:
+    number = client.push("x", queue="series", interval=timedelta(milliseconds=50), idempotency_key="series")
+    assert client.push("x", queue="series", interval=0.05, idempotency_key="series") == number
+    for _ in range(3):
+        task = None
+        while task is None:
+            task = client.fetch(["series"], timeout=1)
+        assert task.id == number
+        client.ack(task)
+    assert client.cancel(number)
+    with pytest.raises(ErrorReply, match="invalid interval"):
+        client.push("x", queue="series", interval=0.0001)
+
+
 def push_two(client: Client, name: str) -> None:
     with client.transaction() as tx:
         tx.push("never", queue="tx")

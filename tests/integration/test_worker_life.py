@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -159,6 +160,40 @@ def test_a_long_task_keeps_its_lease_while_others_reap(storage: BaseStorage, key
             jobs.gates[key].set()
             assert (await oq.get_result(task_id, wait=True, timeout=5)).attempts == 1
         assert jobs.runs[key] == 1
+
+    asyncio.run(body())
+
+
+def test_a_pool_with_a_lease_of_its_own_uses_and_keeps_it_whatever_tasks_say(storage: BaseStorage, key: str) -> None:
+    async def body() -> None:
+        oq = AsyncOmniQ(storage, settings=Settings(lease=3600))
+        async with await oq.worker(lease=0.15), await oq.worker(lease=0.15):
+            task_id = await oq.enqueue(jobs.wait_async, key)
+            await eventually(lambda: jobs.runs[key])
+            first = (await storage.get(task_id)).lease_until_us
+            assert first - storage.clock() < 1_000_000
+
+            async def kept() -> bool:
+                return (await storage.get(task_id)).lease_until_us > first + 600_000
+
+            while not await kept():  # noqa: ASYNC110 - the store says it, and nobody rings
+                await asyncio.sleep(0.01)
+            jobs.gates[key].set()
+            assert (await oq.get_result(task_id, wait=True, timeout=5)).attempts == 1
+        assert jobs.runs[key] == 1
+
+    asyncio.run(body())
+
+
+def test_a_pool_leases_no_more_at_once_than_its_batch(storage: BaseStorage, key: str) -> None:
+    async def body() -> None:
+        oq = AsyncOmniQ(storage)
+        ids = await oq.enqueue_many(jobs.wait_async, [(key,)] * 10)
+        async with await oq.worker(10, batch=3):
+            await eventually(lambda: jobs.runs[key] == 10)
+            tokens = Counter([(await storage.get(task_id)).token for task_id in ids])  # one for each time it took some
+            jobs.gates[key].set()
+        assert max(tokens.values()) == 3
 
     asyncio.run(body())
 

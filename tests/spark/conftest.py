@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.redis_server import Server, running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,7 +17,8 @@ START_S = 300.0
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever test comes first waits for the start, which takes long on a busy machine."""
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
+        quick = not (item.get_closest_marker("slow") or item.get_closest_marker("timeout"))
+        if quick and item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(START_S))
 
 
@@ -28,3 +30,25 @@ def spark() -> "Iterator[SparkSession]":
     started = session(master="local[2]", fast_start=True, app_name="omniq-tests", conf={"spark.sql.shuffle.partitions": "2"})
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "file", "redis"])
+def each_store(request: pytest.FixtureRequest, tmp_path: Path, redis_server: Server) -> str:
+    """The URL of an empty store of each kind."""
+    if request.param == "redis":
+        with redis_server.client() as client:
+            client.flushall()
+        return redis_server.url
+    return f"{request.param}:{'//' if request.param == 'file' else '///'}{tmp_path / 'q'}?durability=process"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """The URL of an empty store, for what does not depend on its kind."""
+    return f"sqlite:///{tmp_path / 'q.db'}?durability=process"

@@ -1,17 +1,18 @@
 """The session that omniq starts: its settings, where it keeps things, and how errors come out of it."""
 
+import configparser
 import os
-import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.spark_server import connect_server
 
 import omniq.spark
-from omniq.errors import IdempotencyConflict, SparkFailed
-from omniq.spark.java import find_java, launcher
+from omniq.errors import ConfigError, IdempotencyConflict, SparkFailed
 from omniq.spark.settings import EVERYWHERE, LOOPBACK
 
 if TYPE_CHECKING:
@@ -50,6 +51,18 @@ def test_a_second_call_returns_the_running_session_with_what_was_asked_of_sql(sp
         spark.conf.set(name, str(before))
 
 
+def test_a_setting_that_cannot_change_any_more_is_refused(spark: "SparkSession") -> None:
+    assert omniq.spark.session(conf={"spark.driver.memory": "2g"}) is spark
+    with pytest.raises(ConfigError, match=r"^spark\.driver\.memory cannot change while a session runs: stop\(\)"):
+        omniq.spark.session(conf={"spark.driver.memory": "3g"})
+
+
+def test_another_thread_finds_the_running_session(spark: "SparkSession") -> None:
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(omniq.spark.session).result()
+    assert found.sparkContext is spark.sparkContext
+
+
 def test_spark_keeps_its_files_in_its_own_folder(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +90,7 @@ def _name_two_lines(_: Any) -> Any:
 
 
 def _raise_foreign(_: Any) -> Any:
-    raise re.error("bad pattern")
+    raise configparser.Error("bad pattern")
 
 
 def _batches(rows: "Iterator[Any]", fail: Any) -> "Iterator[Any]":
@@ -90,19 +103,17 @@ def _batches(rows: "Iterator[Any]", fail: Any) -> "Iterator[Any]":
     [
         (_refuse, IdempotencyConflict, "the key k1: was used"),
         (_name_two_lines, ValueError, "first: line\nsecond line"),
-        (_raise_foreign, SparkFailed, "re.error: bad pattern"),
+        (_raise_foreign, SparkFailed, "configparser.Error: bad pattern"),
     ],
 )
 def test_an_error_on_an_executor_comes_out_as_the_python_error(
-    spark: "SparkSession", capfd: pytest.CaptureFixture[str], fail: Any, kind: type[Exception], text: str
+    spark: "SparkSession", fail: Any, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(Exception) as caught, omniq.spark.unwrapped():  # noqa: PT011 - the type is asserted exactly
         spark.range(1).mapInArrow(lambda rows: _batches(rows, fail), "id long").collect()
     assert (type(caught.value), str(caught.value)) == (kind, text)
     assert fail.__name__ in "".join(caught.value.__notes__)
     assert "org.apache" not in "".join(caught.value.__notes__)
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "")
 
 
 def test_an_error_in_a_batch_of_a_stream_comes_out_as_the_python_error(spark: "SparkSession", tmp_path: Path) -> None:
@@ -165,22 +176,50 @@ except omniq.ConfigError as exc:
     assert "pass SparkSession.builder.getOrCreate() instead" in _python(code, SPARK_REMOTE="sc://127.0.0.1:1")
 
 
-CONNECT = """
-import socket
-from pyspark.sql import SparkSession
-from omniq.errors import Refused
+FAILURES = """
 import omniq.spark
+from pyspark.errors import AnalysisException
+
+def fail(rows):
+    raise ValueError("no")
+
+def attempt(action):
+    try:
+        with omniq.spark.unwrapped():
+            action()
+    except (ValueError, AnalysisException) as exc:
+        print(type(exc).__name__)
+
+spark = omniq.spark.session(master="local[2]", fast_start=True)
+attempt(lambda: spark.range(4).mapInArrow(fail, "id long").collect())
+attempt(lambda: spark.range(4).mapInArrow(fail, "id long").write.parquet("written"))
+attempt(lambda: spark.sql("select nothing from nowhere"))
+stream = spark.readStream.format("rate").load().writeStream.foreachBatch(lambda frame, number: fail(frame))
+query = stream.option("checkpointLocation", "checkpoint").start()
+attempt(query.awaitTermination)
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_is_raised_once_and_printed_nowhere(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FAILURES], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["ValueError", "ValueError", "AnalysisException", "ValueError"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"written", "checkpoint"}
+
+
+CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+import omniq.spark
+from omniq.errors import Refused
 from omniq.spark.executors import look_around
 from omniq.spark.sessions import is_connect
 
 def fail(rows):
     raise Refused("no")
 
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-place = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
-spark = SparkSession.builder.config(map={**place, "spark.ui.enabled": "false"}).remote("local[2]").getOrCreate()
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
 print(is_connect(spark), omniq.spark.is_local(spark), omniq.spark.session() is spark)
 print(look_around(spark).differences)
 try:
@@ -194,10 +233,7 @@ spark.stop()
 
 @pytest.mark.slow
 def test_a_session_of_connect_is_taken_like_any_other(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(CONNECT)
-    environment = {**os.environ, "JAVA_HOME": str(launcher(find_java())), "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    with connect_server(tmp_path) as url:
+        done = subprocess.run([sys.executable, "-c", CONNECT, url], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["True True True", "[]", "refused: no"]

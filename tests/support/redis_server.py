@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import redis
@@ -112,37 +113,48 @@ def running(folder: Path, **options: str) -> Iterator[Server]:
 
 
 class Cluster:
-    """Three masters on the loopback, every slot served."""
+    """Three masters on the loopback, every slot served; with `replicas`, a replica for each. `options` are for every node."""
 
-    def __init__(self, folder: Path) -> None:
-        options = {"cluster_enabled": "yes", "cluster_node_timeout": "2000", "cluster_require_full_coverage": "yes"}
-        self.nodes = [Server(folder / str(n), _bus_port(), **options) for n in range(3)]
+    def __init__(self, folder: Path, *, replicas: bool = False, **options: str) -> None:
+        given = {"cluster_enabled": "yes", "cluster_node_timeout": "2000", "cluster_require_full_coverage": "yes"} | options
+        made = [Server(folder / str(n), _bus_port(), **given) for n in range(6 if replicas else 3)]
+        self.nodes, self.replicas = made[:3], made[3:]
 
     @property
     def url(self) -> str:
         return f"redis://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}/0?cluster=1"
 
     def start(self) -> "Cluster":
-        for node in self.nodes:
+        every = [*self.nodes, *self.replicas]
+        for node in every:
             node.start()
         edges = [0, 5461, 10923, 16384]
-        for n, node in enumerate(self.nodes):
+        for n, node in enumerate(every):
             with node.client() as client:
-                client.execute_command("CLUSTER", "ADDSLOTS", *range(edges[n], edges[n + 1]))
+                if node in self.nodes:
+                    client.execute_command("CLUSTER", "ADDSLOTS", *range(edges[n], edges[n + 1]))
                 client.execute_command("CONFIG", "SET", "cluster-announce-ip", "127.0.0.1")
-                for other in self.nodes:
+                for other in every:
                     client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
-        deadline = time.monotonic() + START_S
-        while not all(self._ready(node) for node in self.nodes):
-            assert time.monotonic() < deadline, "the cluster did not form"
-            time.sleep(0.05)
+        _wait(lambda: all(self._ready(node) for node in every), "the cluster did not form")
+        for master, replica in zip(self.nodes, self.replicas, strict=False):
+            with master.client() as client:
+                id = client.execute_command("CLUSTER", "MYID")
+            with replica.client() as client:
+                client.execute_command("CLUSTER", "REPLICATE", id)
+        _wait(lambda: all(_replicates(replica) for replica in self.replicas), "the replicas did not come up")
+        _wait(lambda: all(_replica_known(node, len(self.replicas)) for node in every), "the replicas are not known")
         return self
 
-    @staticmethod
-    def _ready(node: Server) -> bool:
+    def _ready(self, node: Server) -> bool:
         with node.client() as client:
             state = client.execute_command("CLUSTER", "INFO")
-        return "ok" in str(state).partition("cluster_slots_assigned")[0] and _known(state) == "3"
+        known = str(len(self.nodes) + len(self.replicas))
+        return "ok" in str(state).partition("cluster_slots_assigned")[0] and _known(state) == known
+
+    def master_of(self, slot: int) -> int:
+        """The number of the master that serves a slot at the beginning."""
+        return 0 if slot < 5461 else 1 if slot < 10923 else 2
 
     def flush(self) -> None:
         for node in self.nodes:
@@ -150,8 +162,64 @@ class Cluster:
                 client.flushall()
 
     def stop(self) -> None:
-        for node in self.nodes:
+        for node in (*self.nodes, *self.replicas):
             node.stop()
+
+
+class Watched:
+    """A master, its replica, and a sentinel that makes the replica the master when the master is gone."""
+
+    NAME = "main"
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        self.master = Server(folder / "master", **options)
+        self.replica = Server(folder / "replica", **options)
+        config = folder / "sentinel.conf"
+        config.write_text(
+            f"sentinel monitor {self.NAME} 127.0.0.1 {self.master.port} 1\n"
+            f"sentinel down-after-milliseconds {self.NAME} 500\n"
+            f"sentinel failover-timeout {self.NAME} 5000\n"
+        )
+        self.sentinel = Server(folder / "sentinel", config=config)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.sentinel.port}/0?sentinel={self.NAME}"
+
+    def start(self) -> "Watched":
+        self.master.start()
+        with self.replica.start().client() as client:
+            client.replicaof("127.0.0.1", self.master.port)
+        _wait(lambda: _replicates(self.replica), "the replica did not come up")
+        self.sentinel.start()
+        _wait(self._replica_found, "the sentinel did not find the replica")
+        return self
+
+    def _replica_found(self) -> bool:
+        with self.sentinel.client() as client:
+            (state,) = client.sentinel_masters().values()
+        return state["num-slaves"] == 1
+
+    def stop(self) -> None:
+        for server in (self.sentinel, self.replica, self.master):
+            server.stop()
+
+
+def _wait(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + START_S
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.05)
+
+
+def _replicates(replica: Server) -> bool:
+    with replica.client() as client:
+        return client.info("replication").get("master_link_status") == "up"
+
+
+def _replica_known(node: Server, count: int) -> bool:
+    with node.client() as client:
+        return str(client.execute_command("CLUSTER", "NODES")).count("slave") >= count
 
 
 def _known(state: object) -> str:
@@ -162,8 +230,17 @@ def _known(state: object) -> str:
 
 
 def _bus_port() -> int:
-    """A port whose cluster bus, 10,000 above it, exists too."""
+    """A port whose cluster bus, 10,000 above it, is free too. Both are below those that connections of others are given."""
     while True:
-        port = free_port()
-        if port < 55_000:
+        port = random.SystemRandom().randrange(12_000, 22_000)
+        if _is_free(port) and _is_free(port + 10_000):
             return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

@@ -20,7 +20,7 @@ import msgspec
 
 from support.redis_server import Server, running
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 TOKEN = "open sesame"
 
 
@@ -31,6 +31,7 @@ class Store(msgspec.Struct, frozen=True):
     durable: bool
     tear: Callable[[Path], None] = lambda folder: None  # leave what a write that was cut off leaves
     by_time: bool = True  # what is due earlier goes first; else what came earlier
+    place: str | None = None  # what `omniq backup` copies, in the folder of the server
 
 
 def _tear_sqlite(folder: Path) -> None:
@@ -64,16 +65,19 @@ def _redis_url(_: Path) -> str:
 # Whoever adds a driver adds a line here, and all cases run on it.
 STORES = {
     "memory": Store(lambda folder: "memory://", durable=False),
-    "sqlite": Store(lambda folder: f"sqlite:///{folder}/queue.db?durability=process", True, _tear_sqlite),
-    "file": Store(lambda folder: f"file://{folder}/queue?durability=process", True, _tear_files),
+    "sqlite": Store(lambda folder: f"sqlite:///{folder}/queue.db?durability=process", True, _tear_sqlite, place="queue.db"),
+    "file": Store(lambda folder: f"file://{folder}/queue?durability=process", True, _tear_files, place="queue"),
     "redis": Store(_redis_url, True, by_time=False),
 }
 
 
 class ServerProcess:
-    """`omniq serve` on a free port. Its output goes to a file, so that it never blocks on a pipe that nobody reads."""
+    """`omniq serve` on a free port; without a URL on its default store.
 
-    def __init__(self, url: str, folder: Path, options: Sequence[str] = (), port: int = 0) -> None:
+    Its output goes to a file, so that it never blocks on a pipe that nobody reads.
+    """
+
+    def __init__(self, url: str | None, folder: Path, options: Sequence[str] = (), port: int = 0) -> None:
         self.url, self.folder, self.options = url, folder, list(options)
         self.port = port
         self._runs = 0
@@ -83,13 +87,13 @@ class ServerProcess:
     def start(self) -> None:
         self._runs += 1
         self.err_path = self.folder / f"serve-{self._runs}.err"
-        command = [sys.executable, "-m", "omniq", "serve", "--store", self.url, "--port", str(self.port), *self.options]
+        command = [sys.executable, "-m", "omniq", "serve", *self._store, "--port", str(self.port), *self.options]
         with self.err_path.open("wb") as err:
             self.popen = subprocess.Popen(command, stdout=err, stderr=err, cwd=self.folder, env=environment())
 
     def ready(self) -> ServerProcess:
         """Wait until it says where it listens."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while True:
             found = re.search(r"listening on (\S+):(\d+)", self.errors)
             if found:
@@ -110,6 +114,21 @@ class ServerProcess:
     def metric(self, name: str) -> float:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/", timeout=30) as page:
             return next(float(line.split()[1]) for line in page.read().decode().splitlines() if line.startswith(f"{name} "))
+
+    def cpu_s(self) -> float:
+        """Processor time that it has used so far."""
+        threads = Path(f"/proc/{self.popen.pid}/task").glob("*/schedstat")
+        return sum(int(path.read_text().split()[0]) for path in threads) / 1e9
+
+    def command(self, *arguments: str) -> None:
+        """Run another `omniq` command on the same store."""
+        run = [sys.executable, "-m", "omniq", *arguments, *self._store]
+        done = subprocess.run(run, cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    @property
+    def _store(self) -> list[str]:
+        return [] if self.url is None else ["--store", self.url]
 
     @property
     def address(self) -> tuple[str, int]:

@@ -2,7 +2,8 @@
 
     # What is shown; the first line of the file.
     server --heartbeat 1s              options of the server (first lines only); `own server`: one that this case may kill;
-                                       `order of time`: not on stores whose order is that of arrival
+                                       `order of time`: not on stores whose order is that of arrival;
+                                       `default store`: one of its own, without --store, and only once
     client-a send PUSH {"name":"x"}    a line out; names of clients are free, each is a connection of its own
     client-a recv OK {"id":<a>}        a line back, exactly; <a> remembers a number, or must be the one remembered; <a+1> adds
     client-a info {q} ready=1 …        sends INFO and compares one queue; `client-a info {q} absent`
@@ -12,22 +13,32 @@
     client-a recv within 300ms …       not later than that
     client-a close | shut | reset      leave; stop sending; break the connection
     client-a recv CLOSED               the server has closed the connection
-    server kill | restart | term       SIGKILL; start again on the same store and port; SIGTERM
+    server kill | restart | term | int SIGKILL; start again on the same store and port; SIGTERM; SIGINT
     server tear | ended                a write of the killed server was cut off; it has ended in good order
+    server has omniq.db                that file is in its working folder
+    server folder 30 files 12MB        its working folder has no more than that
+    server metric NAME 2               its metrics say so
+    server rests 1s                    it computes less than a tenth of that time
+    server spent <a>                   remembers the processor time since the last such step
+    server spent 3 times <a>           no more than that
+    server backup | restore            `omniq backup` while it runs; the copy takes the place of the killed server's store
     wait 1s                            let time pass (only where time itself is the subject)
 
-`{q}` is a queue name of this case's own, `{x*100}` a hundred x, `{transaction*9}` nine pushes between ATOMIC and DONE,
-`{acks*9}` the ACKs of 1 to 9, `{in 300ms}` that moment as RFC 3339, `…` anything.
+`{q}` is a queue name of this case's own, `{x*100}` a hundred x, `{transaction*9}` nine pushes between ATOMIC and DONE
+(`{transaction*9 "retry":0}` with attributes), `{acks*9}` the ACKs of 1 to 9 (`{acks*9 from 4}` of 4 to 12), `{in 300ms}` that
+moment as RFC 3339, `…` anything.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -48,6 +59,7 @@ class Case(msgspec.Struct, frozen=True):
     options: tuple[str, ...]
     own_server: bool
     by_time: bool
+    default_store: bool
     steps: list[Step]
 
 
@@ -55,7 +67,7 @@ def read_case(path: Path) -> Case:
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# "), f"{path.name}: the first line says what is shown"
     options: tuple[str, ...] = ()
-    own = by_time = False
+    own = by_time = default = False
     steps: list[Step] = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -66,11 +78,23 @@ def read_case(path: Path) -> Case:
             own = True
         elif line == "order of time":
             by_time = True
+        elif line == "default store":
+            own = default = True
         else:
             who, _, action = line.partition(" ")
             what, _, rest = action.partition(" ")
             steps.append(Step(number, who, what, rest))
-    return Case(path.stem, lines[0][2:], options, own, by_time, steps)
+    return Case(path.stem, lines[0][2:], options, own, by_time, default, steps)
+
+
+def needs_linux(case: Case) -> bool:
+    """Whether it asks for the processor time of the server."""
+    return any(step.who == "server" and step.what in ("rests", "spent") for step in case.steps)
+
+
+def needs_files(case: Case) -> bool:
+    """Whether it is about a store that is made of files."""
+    return any(step.who == "server" and step.what == "backup" for step in case.steps)
 
 
 def read_cases(folder: Path) -> list[Case]:
@@ -84,6 +108,8 @@ class CaseRun:
         self._case, self._server, self._store, self._queue = case, server, store, queue
         self._peers: dict[str, Peer] = {}
         self._numbers: dict[str, int] = {}
+        self._times: dict[str, float] = {}
+        self._cpu_s = 0.0
 
     def play(self) -> None:
         try:
@@ -100,14 +126,22 @@ class CaseRun:
         if step.who == "wait":
             time.sleep(_seconds(step.what))
         elif step.who == "server":
-            self._server_does(step.what)
+            self._server_does(step.what, self._fill(step.rest, numbers=False).split())
         else:
             what, _, times = step.what.partition("*")
             for _ in range(int(times or 1)):
                 self._client_does(step.who, what, step.rest)
 
-    def _server_does(self, what: str) -> None:
-        if what == "kill":
+    def _server_does(self, what: str, rest: list[str]) -> None:
+        if what in ("has", "folder", "metric", "rests", "spent"):
+            getattr(self, f"_{what}")(*rest)
+        elif what == "backup":
+            self._server.command("backup", "copy")
+        elif what == "restore":
+            self._restore()
+        elif what == "int":
+            self._server.signal(signal.SIGINT)
+        elif what == "kill":
             self._server.kill()
         elif what == "restart":
             self._server.restart()
@@ -118,6 +152,41 @@ class CaseRun:
         else:
             assert what == "ended", f"a server cannot {what!r}"
             assert self._server.popen.wait(10) == 0, self._server.errors
+
+    def _has(self, name: str) -> None:
+        assert (self._server.folder / name).exists(), f"there are {[p.name for p in self._server.folder.iterdir()]}"
+
+    def _folder(self, files: str, _: str, size: str) -> None:
+        found = [path for path in self._server.folder.rglob("*") if path.is_file()]
+        weight = sum(path.stat().st_size for path in found)
+        assert len(found) <= int(files), [path.name for path in found]
+        assert weight <= int(size.removesuffix("MB")) * 1_000_000, f"{weight} bytes"
+
+    def _metric(self, name: str, wanted: str) -> None:
+        found = self._server.metric(name)
+        assert found == float(wanted), f"expected {wanted}, got {found}"
+
+    def _rests(self, duration: str) -> None:
+        before = self._server.cpu_s()
+        time.sleep(_seconds(duration))
+        spent = self._server.cpu_s() - before
+        assert spent < _seconds(duration) / 10, f"it computed for {spent} s"
+
+    def _spent(self, *wanted: str) -> None:
+        now = self._server.cpu_s()
+        spent, self._cpu_s = now - self._cpu_s, now
+        if len(wanted) == 1:
+            self._times[wanted[0]] = spent
+        else:
+            limit = int(wanted[0]) * self._times[wanted[2]]
+            assert spent <= limit, f"{spent} s, more than {limit} s"
+
+    def _restore(self) -> None:
+        folder, place = self._server.folder, cast(str, self._store.place)
+        for name in (place, f"{place}-wal", f"{place}-shm"):
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        (folder / "copy").rename(folder / place)
 
     def _client_does(self, who: str, what: str, rest: str) -> None:
         if who not in self._peers:
@@ -167,17 +236,22 @@ class CaseRun:
     def _fill(self, text: str, numbers: bool = True) -> str:
         text = text.replace("{q}", self._queue)
         text = re.sub(r"\{(.)\*(\d+)\}", lambda m: m[1] * int(m[2]), text)
-        text = re.sub(r"\{transaction\*(\d+)\}", lambda m: self._transaction(int(m[1])), text)
-        text = re.sub(r"\{acks\*(\d+)\}", lambda m: "\n".join(f'ACK {{"id":{n}}}' for n in range(1, int(m[1]) + 1)), text)
+        text = re.sub(r"\{transaction\*(\d+)( .*)?\}$", lambda m: self._transaction(int(m[1]), m[2] or ""), text)
+        text = re.sub(r"\{acks\*(\d+)(?: from (\d+))?\}", lambda m: _acks(int(m[1]), int(m[2] or 1)), text)
         text = re.sub(r"\{in (\w+)\}", lambda m: (datetime.now(UTC) + timedelta(seconds=_seconds(m[1]))).isoformat(), text)
         return re.sub(r"<\w+(?:\+\d+)?>", lambda m: self._number(m[0]), text) if numbers else text
 
-    def _transaction(self, pushes: int) -> str:
-        return "\n".join(["ATOMIC", *[f'PUSH {{"name":"x","queue":"{self._queue}"}}'] * pushes, "DONE"])
+    def _transaction(self, pushes: int, more: str) -> str:
+        push = f'PUSH {{"name":"x","queue":"{self._queue}"{more and ","}{more}}}'
+        return "\n".join(["ATOMIC", *[push] * pushes, "DONE"])
 
     def _number(self, text: str) -> str:
         found = re.fullmatch(r"<(\w+)(?:\+(\d+))?>", text)
         return text if found is None else str(self._numbers[found[1]] + int(found[2] or 0))
+
+
+def _acks(number: int, first: int) -> str:
+    return "\n".join(f'ACK {{"id":{n}}}' for n in range(first, first + number))
 
 
 def _seconds(text: str) -> float:

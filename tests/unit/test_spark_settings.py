@@ -1,7 +1,9 @@
 """The settings of a session, and what a master says about machines; no Java is started here."""
 
+import importlib.util
 import os
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -65,3 +67,13 @@ def test_given_settings_win_but_java_options_are_added() -> None:
     assert '"-Djava.io.tmpdir=/tmp/a folder"' in options
     assert "-XX:TieredStopAtLevel=1" in options
     assert "TieredStopAtLevel" not in settings("local[1]", HERE)["spark.driver.extraJavaOptions"]
+
+
+def test_the_settings_of_the_log_are_in_the_package() -> None:
+    option = settings("local[1]", HERE)["spark.driver.extraJavaOptions"].split()[0]
+    file = Path(unquote(urlsplit(option.removeprefix("-Dlog4j2.configurationFile=")).path))
+    assert "rootLogger.level = error" in file.read_text()
+
+
+def test_the_format_is_found_by_a_top_level_package() -> None:
+    assert importlib.util.find_spec("pyspark_omniq") is not None

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from omniq._version import __version__
-from omniq.cli import dlq, groups, spark, tasks
+from omniq.cli import dlq, groups, lake, spark, tasks
+from omniq.cli.backup import backup_command
 from omniq.cli.bench import bench_command
 from omniq.cli.doctor import doctor_command
 from omniq.cli.enqueue import enqueue_command
@@ -65,11 +66,13 @@ app.add_typer(groups.app, name="groups")
 app.command("top")(top_command)
 app.command("doctor")(doctor_command)
 app.command("purge")(purge_command)
+app.command("backup")(backup_command)
 app.command("migrate")(migrate_command)
 app.command("bench")(bench_command)
 app.command("serve")(serve_command)
 app.command("send")(send_command)
 app.add_typer(spark.app, name="spark")
+app.add_typer(lake.app, name="lake")
 
 
 def main() -> None:

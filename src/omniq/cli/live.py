@@ -18,10 +18,14 @@ from omniq.logs import set_up_logging
 class Numbers(Protocol):
     """What the line tells."""
 
-    running: int
-    done: int
-    failed: int
-    retried: int
+    @property
+    def running(self) -> int: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def retried(self) -> int | None: ...
 
 
 def show_cursor() -> None:
@@ -59,12 +63,11 @@ class LiveLine:
 
     def _show(self) -> Spinner:
         n, now = self._numbers(), time.monotonic()
-        ended = n.done + n.failed + n.retried
+        ended = n.done + n.failed + (n.retried or 0)
         self._seen = [(at, count) for at, count in self._seen if now - at < 5] + [(now, ended)]
         first_at, first = self._seen[0]
         rate = (ended - first) / (now - first_at) if now - first_at > 0.2 else 0.0
         failed = f"[red]{n.failed} failed[/]" if n.failed else "0 failed"
-        self._spinner.update(
-            text=f"[bold]{n.running} running[/] · {n.done} done · {failed} · {n.retried} retried · {rate:.1f}/s"
-        )
+        retried = "" if n.retried is None else f"{n.retried} retried · "
+        self._spinner.update(text=f"[bold]{n.running} running[/] · {n.done} done · {failed} · {retried}{rate:.1f}/s")
         return self._spinner

@@ -26,6 +26,7 @@ VERSIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
     "pyspark": ((4, 2), (4, 4)),
     "pandas": ((2, 2), (3,)),
     "pyarrow": ((18,), None),
+    "matplotlib": ((3, 9), None),
 }
 # What Spark obeys, wherever it was set.
 VARIABLES = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_DIRS", "HADOOP_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JAVA_TOOL_OPTIONS")

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from omniq.durations import in_seconds as seconds
 from omniq.errors import Invalid
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?\Z", re.ASCII)
 _SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?\Z", re.IGNORECASE | re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]", re.ASCII)
-
-
-def seconds(text: str) -> float:
-    """`30s`, `10m`, `2h`, `30d`, `500ms`; a bare number is seconds."""
-    found = _DURATION.match(text.strip())
-    if found is None:
-        raise Invalid(f"{text!r} is not a duration: write it like 30s, 10m, 2h or 30d")
-    return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 def moment_or_delay(text: str) -> datetime | timedelta:
@@ -37,6 +28,14 @@ def past(text: str, now: datetime | None = None) -> datetime:
     """A moment, or how long ago it was."""
     found = moment_or_delay(text)
     return (now or datetime.now(UTC)) - found if isinstance(found, timedelta) else found
+
+
+def day(text: str) -> date:
+    """`2026-11-01`"""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise Invalid(f"{text!r} is no day: write it like 2026-11-01") from None
 
 
 def _moment(text: str) -> datetime:

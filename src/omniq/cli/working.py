@@ -7,10 +7,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -21,6 +21,7 @@ from omniq.context import TaskContext
 from omniq.core import AsyncOmniQ
 from omniq.logs import set_up_logging
 from omniq.middleware import Middleware
+from omniq.racing import first
 from omniq.storage.url import mask
 from omniq.tasks import REGISTRY
 from omniq.worker import AsyncWorkerPool
@@ -108,10 +109,10 @@ async def _work(oq: AsyncOmniQ, url: str, plan: Plan, link: Link | None, log_lev
             _follow(link, stopping)
             background.append(asyncio.ensure_future(_report(pool, link)))
         with _live(pool, link, log_level):
-            await _first(stopping.wait(), limits.reached.wait(), pool.drain() if plan.drain else asyncio.Event().wait())
+            await first(stopping.wait(), limits.reached.wait(), pool.drain() if plan.drain else asyncio.Event().wait())
             if limits.reached.is_set() and not stopping.is_set():
                 log.info("this process is replaced: %s", limits.why, extra={"worker": pool.worker_id})
-                await _first(pool.finish(), stopping.wait())
+                await first(pool.finish(), stopping.wait())
             await pool.stop()
         for task in background:
             task.cancel()
@@ -210,16 +211,3 @@ def catch_signals(on_signal: Callable[[int], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-
-
-async def _first(*coroutines: Coroutine[Any, Any, object]) -> None:
-    """Return when the first of them ends; the others are cancelled."""
-    tasks = [asyncio.ensure_future(c) for c in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

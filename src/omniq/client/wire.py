@@ -104,6 +104,7 @@ class PushOptions(TypedDict, total=False):
     idempotency_key: str
     group: str
     group_limit: int
+    interval: float | timedelta
 
 
 def push_body(name: str, payload: Any, options: PushOptions) -> dict[str, Any]:
@@ -113,7 +114,8 @@ def push_body(name: str, payload: Any, options: PushOptions) -> dict[str, Any]:
     unknown = options.keys() - PushOptions.__annotations__.keys()
     if unknown:
         raise Invalid(f"push has no option {sorted(unknown)[0]!r}; there are {', '.join(PushOptions.__annotations__)}")
-    return {"name": name, "payload": payload, **options}
+    body = {"name": name, "payload": payload, **options}
+    return body | {"interval": duration(options["interval"])} if "interval" in options else body
 
 
 def fetch_body(queues: Sequence[str], timeout: float | timedelta | None, count: int | None) -> dict[str, Any]:

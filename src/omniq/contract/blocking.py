@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, cast
 
 from omniq.contract.client import AckFailResult, AsyncContractClient
 from omniq.contract.consumer import Consumer
@@ -28,13 +29,35 @@ from omniq.contract.words import (
     ulid,
 )
 from omniq.errors import DriverClosed
+from omniq.models import Record
+from omniq.operations import Operation
 from omniq.portal import Portal
 from omniq.runnable import Runnable
-from omniq.storage.base import BaseStorage
+from omniq.storage.base import BaseStorage, Result
 
 T = TypeVar("T")
 
 LOOK_UP_S = 0.05  # how often an idle caller looks at `stop`, and hears of a signal that came just before it began to wait
+
+
+class _InThread(AsyncContractClient):
+    """Its calls of a single job need no event loop: the thread of the caller carries them out to their end."""
+
+    def __init__(self, storage: BaseStorage, portal: Portal) -> None:
+        super().__init__(storage)
+        self._portal = portal
+
+    async def _apply(self, transactions: Sequence[Sequence[Operation]], at: int | None, repeat: bool) -> list[Result]:
+        return self.storage.apply_blocking(transactions, at, repeat=repeat)
+
+    async def _get(self, job_id: str, queue: str) -> Record | None:
+        return self._portal.call(self.storage.get(job_id, queue))
+
+    async def _locate(self, job_id: str) -> str | None:
+        return self._portal.call(self.storage.locate(job_id))
+
+    async def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - there is no loop
 
 
 class ContractClient:
@@ -48,7 +71,8 @@ class ContractClient:
         self.storage = storage
         self._async = AsyncContractClient(storage)
         self._portal = Portal()
-        self._closed = False
+        self._here = _InThread(storage, self._portal)
+        self._opened = self._closed = False
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -60,6 +84,25 @@ class ContractClient:
             coroutine.close()
             raise DriverClosed("this ContractClient was closed; make a new one")
         return self._portal.call(coroutine)
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Carry out a call of `_here`, which waits for nothing but the store."""
+        if not self._opened:
+            try:
+                self._call(self.storage.open())
+            except BaseException:
+                coroutine.close()
+                raise
+            self._opened = True
+        if self._closed:
+            coroutine.close()
+            raise DriverClosed("this ContractClient was closed; make a new one")
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            return cast(T, end.value)
+        coroutine.close()
+        raise RuntimeError(f"{coroutine} waits for an event loop, and there is none")
 
     def close(self) -> None:
         if not self._closed:
@@ -90,8 +133,8 @@ class ContractClient:
         group_limit: int = 0,
     ) -> str:
         """See `AsyncContractClient.publish`."""
-        return self._call(
-            self._async.publish(
+        return self._run(
+            self._here.publish(
                 queue,
                 payload,
                 job_id=job_id,
@@ -106,31 +149,31 @@ class ContractClient:
 
     def publish_many(self, queue: str, payloads: Iterable[object], **options: Unpack[JobOptions]) -> list[str]:
         """See `AsyncContractClient.publish_many`."""
-        return self._call(self._async.publish_many(queue, payloads, **options))
+        return self._run(self._here.publish_many(queue, payloads, **options))
 
     # -- a lease and its end -----------------------------------------------------------------------
 
     def reserve(self, queue: str, now_ms_override: int = 0) -> Paused | Job | None:
         """See `AsyncContractClient.reserve`."""
-        return self._call(self._async.reserve(queue, now_ms_override))
+        return self._run(self._here.reserve(queue, now_ms_override))
 
     def heartbeat(self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0) -> int:
         """See `AsyncContractClient.heartbeat`."""
-        return self._call(self._async.heartbeat(queue, job_id, lease_token, now_ms_override))
+        return self._run(self._here.heartbeat(queue, job_id, lease_token, now_ms_override))
 
     def ack_success(self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0) -> None:
         """See `AsyncContractClient.ack_success`."""
-        self._call(self._async.ack_success(queue, job_id, lease_token, now_ms_override))
+        self._run(self._here.ack_success(queue, job_id, lease_token, now_ms_override))
 
     def ack_fail(
         self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0, error: str | None = None
     ) -> AckFailResult:
         """See `AsyncContractClient.ack_fail`."""
-        return self._call(self._async.ack_fail(queue, job_id, lease_token, now_ms_override, error))
+        return self._run(self._here.ack_fail(queue, job_id, lease_token, now_ms_override, error))
 
     def release(self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0) -> None:
         """See `AsyncContractClient.release`."""
-        self._call(self._async.release(queue, job_id, lease_token, now_ms_override))
+        self._run(self._here.release(queue, job_id, lease_token, now_ms_override))
 
     # -- upkeep ------------------------------------------------------------------------------------
 
@@ -183,11 +226,11 @@ class ContractClient:
 
     def childs_init(self, key: str, expected: int, *, ttl_ms: int = FAN_IN_TTL_MS) -> None:
         """See `AsyncContractClient.childs_init`."""
-        self._call(self._async.childs_init(key, expected, ttl_ms=ttl_ms))
+        self._run(self._here.childs_init(key, expected, ttl_ms=ttl_ms))
 
     def child_ack(self, key: str, child_id: str) -> int:
         """See `AsyncContractClient.child_ack`."""
-        return self._call(self._async.child_ack(key, child_id))
+        return self._run(self._here.child_ack(key, child_id))
 
     # -- consuming ---------------------------------------------------------------------------------
 

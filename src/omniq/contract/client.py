@@ -140,14 +140,17 @@ class AsyncContractClient:
             gid=gid,
             group_limit=group_limit,
         )
-        outcome = cast(Enqueued, await self._one(self._due_now(op)))
+        (answer,), _ = await self._send([(self._due_now(op),)])
+        if isinstance(answer, Refused):
+            raise answer
+        outcome = cast(Enqueued, answer[0])
         if outcome.existed:
             await self._check_queue_of(op)
         return outcome.id
 
     async def _check_queue_of(self, op: Enqueue) -> None:
         """An id is unique in a store: one that lives in another queue must not be taken for this one."""
-        queue = await self.storage.locate(op.id) if await self.storage.get(op.id, op.queue) is None else None
+        queue = await self._locate(op.id) if await self._get(op.id, op.queue) is None else None
         if queue is not None:
             raise DuplicateId(
                 f"job {op.id!r} is alive in queue {queue!r}, so it cannot be published to {op.queue!r}: use another id"
@@ -197,7 +200,7 @@ class AsyncContractClient:
         held = _held(queue, job_id, lease_token)
         told = None if error is None else TaskError.from_text(error)
         op: Retry | Fail = Fail(**held, error=told)
-        task = await self.storage.get(job_id, held["queue"])
+        task = await self._get(job_id, held["queue"])
         if task is not None and task.state is State.RUNNING and task.token == lease_token:
             at = moment_us(now_ms_override)
             op = after_failure(task, told, self.storage.clock() if at is None else at, random.random())  # noqa: S311
@@ -220,13 +223,13 @@ class AsyncContractClient:
             raise answer
         code = "TOKEN_MISMATCH"
         if not isinstance(answer, TokenMismatch | TaskNotFound):
-            task = await self.storage.get(op.id, op.queue)
+            task = await self._get(op.id, op.queue)
             if task is not None and task.token == op.token:
                 code = "NOT_ACTIVE"
         raise LeaseLost(code, str(answer)) from answer
 
     async def _due_us(self, job_id: str, queue: str) -> int:
-        task = await self.storage.get(job_id, queue)
+        task = await self._get(job_id, queue)
         return self.storage.clock() if task is None else task.due_us
 
     # -- upkeep ------------------------------------------------------------------------------------
@@ -371,19 +374,33 @@ class AsyncContractClient:
         if not transactions:
             return [], False
         unknown: OutcomeUnknown | None = None
-        again = not any(isinstance(op, Extend) for t in transactions for op in t)  # a beat may simply be sent twice
         for pause in (*REPEATS_S, None):
             try:
-                return await self.storage.apply(transactions, at, repeat=unknown is not None and again), unknown is not None
+                again = unknown is not None and not any(isinstance(op, Extend) for t in transactions for op in t)
+                return await self._apply(transactions, at, again), unknown is not None  # a beat may simply be sent twice
             except OutcomeUnknown as exc:
                 unknown = exc
             except StoreUnavailable:
                 if unknown is None:
                     raise
             if pause is not None:
-                await asyncio.sleep(pause)
+                await self._pause(pause)
         assert unknown is not None
         raise unknown
+
+    # All that the calls of a single job wait for: the blocking client has other ways.
+
+    async def _apply(self, transactions: Sequence[Sequence[Operation]], at: int | None, repeat: bool) -> list[Result]:
+        return await self.storage.apply(transactions, at, repeat=repeat)
+
+    async def _get(self, job_id: str, queue: str) -> Record | None:
+        return await self.storage.get(job_id, queue)
+
+    async def _locate(self, job_id: str) -> str | None:
+        return await self.storage.locate(job_id)
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 def _held(queue: str, job_id: str, lease_token: str) -> dict[str, Any]:

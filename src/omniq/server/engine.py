@@ -208,11 +208,11 @@ class Engine:
     # -- tasks to waiters --------------------------------------------------------------------------
 
     async def _hand_out(self, line: Line, op: Reserve, reserved: Reserved, touched: dict[Session, None]) -> None:
-        foreign = sum(not is_number(task.id) for task in reserved.tasks)
-        numbers = iter(await self._numbers_for(foreign)) if foreign else iter(())
+        foreign = [task.id for task in reserved.tasks if not is_number(task.id)]
+        given = dict(zip(foreign, await self._numbers_for(len(foreign)), strict=True)) if foreign else {}
         served, left = line.deal(reserved.tasks)
         for waiter in served:
-            tasks = [(int(task.id) if is_number(task.id) else next(numbers), task) for task in waiter.got]
+            tasks = [(given.get(task.id) or int(task.id), task) for task in waiter.got]
             waiter.got = []
             waiter.session.served(waiter, tasks)
             touched[waiter.session] = None

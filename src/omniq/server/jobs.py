@@ -195,14 +195,19 @@ class Transact(Job):
             cast("Session", self.session).hold(number, held)
 
 
+_NOTHING = (None,) * 5
+
+
 def enqueue(push: Push, number: int, blockers: tuple[Blocker, ...], backoff: str) -> Enqueue:
     """The operation that stores a pushed task under a number."""
     payload = push.payload_bytes
     key = push.idempotency_key
     mark = TCP  # a task of another door that has this id already has another fingerprint, and is not mistaken for this one
     if key is not None:
-        mark = fingerprint(push.name, payload, push.deadqueue, push.retry, push.eta_us, push.group)
-    if push.execute_at is None and not blockers and key is None and push.deadqueue is None and push.group is None:
+        body = (push.name, payload, push.deadqueue, push.retry, push.eta_us, push.group)
+        mark = fingerprint(*body) if push.interval is None else fingerprint(*body, push.interval)
+    special = (push.execute_at, key, push.deadqueue, push.group, push.interval)
+    if special == _NOTHING and not blockers:
         return Enqueue(
             id=str(number),
             name=cast(str, push.name),
@@ -220,6 +225,7 @@ def enqueue(push: Push, number: int, blockers: tuple[Blocker, ...], backoff: str
         payload=payload,
         origin=TCP,
         eta_us=push.eta_us,
+        interval_us=push.interval_us,
         max_attempts=cast(int, push.retry) + 1,
         backoff=backoff,
         group=push.group,

@@ -32,6 +32,15 @@ class Tally(msgspec.Struct):
     refused_connections: int = 0
     missed_heartbeats: int = 0
 
+    def count_replies(self, lines: bytes) -> None:
+        """All replies of a batch at once; a line end never stands inside one."""
+        left = lines.count(b"\n")
+        for word, begin in _OTHERS:
+            if number := lines.count(begin) + lines.startswith(begin[1:]):
+                self.replies[word] += number
+                left -= number
+        self.replies["OK"] += left
+
 
 def start_metrics(server: Server, host: str, port: int) -> tuple[int, Callable[[], None]]:
     """Serve the metrics of a server over HTTP, from a thread; the port, and how to stop."""
@@ -107,3 +116,4 @@ class _Collector:
 
 VERBS = {"ACK", "ATOMIC", "AUTH", "CANCEL", "EXTEND", "FETCH", "INFO", "NACK", "PING", "PUSH", "QUIT", "RESULT"}
 WORDS = {"EMPTY", "ERR", "OK", "PONG"}
+_OTHERS = [(word, f"\n{word} ".encode()) for word in sorted(WORDS - {"OK"})]

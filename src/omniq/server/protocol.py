@@ -22,6 +22,8 @@ from omniq.models import MAX_BLOCKERS, to_us
 DEFAULT_RETRY = 20
 MAX_RETRY = (1 << 31) - 2
 MAX_QUEUES = 255
+MIN_INTERVAL_NS = 1_000_000
+MAX_INTERVAL_NS = 87_600 * 3600 * 10**9  # ten years
 
 TOO_BIG = "cannot push to queue: wall append: serialize operation: input: arguments too big"
 TOO_BIG_IN_TRANSACTION = "commit transaction: write to WAL: serialize operation: input: arguments too big"
@@ -79,6 +81,7 @@ class Push(Command):
     idempotency_key: str | None = None
     group: str | None = None
     group_limit: int | None = None
+    interval: int | str | None = None
 
     @property
     def payload_bytes(self) -> bytes | None:
@@ -88,6 +91,10 @@ class Push(Command):
     @property
     def eta_us(self) -> int | None:
         return None if self.execute_at is None else max(to_us(self.execute_at), 0)
+
+    @property
+    def interval_us(self) -> int | None:
+        return None if self.interval is None else cast(int, self.interval) // 1000
 
 
 class Fetch(Command):
@@ -193,7 +200,9 @@ def _parse_push(body: bytes) -> Push:
         push = _decode_push(body)
         if push.payload is not UNSET:
             push.payload = _compact(push.payload)
-    except _MALFORMED:
+        if push.interval is not None:
+            push.interval = cast(int, _nanoseconds(push.interval))
+    except (*_MALFORMED, Invalid):
         raise ProtocolError("cannot unmarshal payload") from None
     name = push.name
     if name is None or not _NAME.fullmatch(name):
@@ -210,9 +219,13 @@ def _parse_push(body: bytes) -> Push:
         raise ProtocolError("cannot unmarshal payload")
     if push.blocked_by is not None and len(push.blocked_by) > MAX_BLOCKERS:
         raise ProtocolError(f"at most {MAX_BLOCKERS} blocked by task IDs can be provided")
-    if push.group is not None or push.group_limit is not None or push.idempotency_key is not None:
+    extras = (push.group, push.group_limit, push.idempotency_key, push.interval)
+    if extras != _NO_EXTRAS:
         _check_extras(push)
     return push
+
+
+_NO_EXTRAS = (None, None, None, None)
 
 
 def _check_extras(push: Push) -> None:
@@ -221,6 +234,8 @@ def _check_extras(push: Push) -> None:
             raise ProtocolError(f"invalid {what}: 1 to 255 characters without NUL")
     if push.group_limit is not None and (push.group is None or not 1 <= push.group_limit <= MAX_RETRY):
         raise ProtocolError("invalid group_limit: a number of at least 1, together with a group")
+    if push.interval is not None and not MIN_INTERVAL_NS <= cast(int, push.interval) <= MAX_INTERVAL_NS:
+        raise ProtocolError("invalid interval: a duration from 1ms to 87600h")
 
 
 def _compact(payload: Raw) -> Raw:
@@ -234,7 +249,7 @@ def _parse_fetch(body: bytes) -> Fetch:
         return Fetch()
     try:
         fetch = _decode_fetch(body)
-        fetch.timeout = _timeout(fetch.timeout)
+        fetch.timeout = _nanoseconds(fetch.timeout)
     except (*_MALFORMED, Invalid):
         raise ProtocolError("cannot unmarshal payload") from None
     if fetch.timeout is not UNSET and fetch.timeout <= 0:
@@ -246,22 +261,20 @@ def _parse_fetch(body: bytes) -> Fetch:
     return fetch
 
 
-def _timeout(value: int | str | UnsetType | None) -> int | UnsetType:
+def _nanoseconds(value: int | str | UnsetType | None) -> int | UnsetType:
     if value is None:
         return 0
     return parse_duration(value) if isinstance(value, str) else value
 
 
-def _needs_id(kind: type[C]) -> Callable[[bytes], C]:
+def _needs_id(kind: type[C], finish: Callable[[C], None] | None = None) -> Callable[[bytes], C]:
     decode = _decoder(kind)
 
     def parse_body(body: bytes) -> C:
         try:
             command = decode(body)
-            if isinstance(command, Ack) and command.result is not UNSET:
-                command.result = _compact(command.result)
-            if isinstance(command, Result) and command.timeout is not None:
-                command.timeout = cast(int, _timeout(command.timeout))
+            if finish is not None:
+                finish(command)
         except (*_MALFORMED, Invalid) as exc:
             raise ProtocolError(f"unmarshal payload: {_decoder_text(exc)}") from None
         if not getattr(command, "id", None):
@@ -269,6 +282,16 @@ def _needs_id(kind: type[C]) -> Callable[[bytes], C]:
         return command
 
     return parse_body
+
+
+def _compact_result(ack: Ack) -> None:
+    if ack.result is not UNSET:
+        ack.result = _compact(ack.result)
+
+
+def _read_timeout(result: Result) -> None:
+    if result.timeout is not None:
+        result.timeout = cast(int, _nanoseconds(result.timeout))
 
 
 def _parse_auth(body: bytes) -> Auth:
@@ -285,7 +308,7 @@ def _decoder_text(exc: BaseException) -> str:
 _PARSERS: dict[bytes, Callable[[bytes], Command]] = {
     b"PUSH": _parse_push,
     b"FETCH": _parse_fetch,
-    b"ACK": _needs_id(Ack),
+    b"ACK": _needs_id(Ack, _compact_result),
     b"NACK": _needs_id(Nack),
     b"PING": _ignoring(Ping()),
     b"INFO": _ignoring(Info()),
@@ -293,7 +316,7 @@ _PARSERS: dict[bytes, Callable[[bytes], Command]] = {
     b"ATOMIC": _ignoring(Atomic()),
     b"EXTEND": _needs_id(Extend),
     b"CANCEL": _needs_id(Cancel),
-    b"RESULT": _needs_id(Result),
+    b"RESULT": _needs_id(Result, _read_timeout),
     b"AUTH": _parse_auth,
 }
 
@@ -357,14 +380,12 @@ def committed(ids: list[int | str]) -> bytes:
 
 def task(number: int, queue: str, name: str, payload: bytes | None, failures: int) -> bytes:
     """The object that FETCH answers with."""
-    parts = [b'{"id":%d,"queue":"%b","name":%b' % (number, queue.encode(), _name(name))]
-    if payload is not None:
-        parts.append(b',"payload":')
-        parts.append(payload)
+    place = _places.get((queue, name)) or _place(queue, name)
+    if payload is None:
+        return b'{"id":%d,%b%b}' % (number, place, b',"failures":%d' % failures if failures else b"")
     if failures:
-        parts.append(b',"failures":%d' % failures)
-    parts.append(b"}")
-    return b"".join(parts)
+        return b'{"id":%d,%b,"payload":%b,"failures":%d}' % (number, place, payload, failures)
+    return b'{"id":%d,%b,"payload":%b}' % (number, place, payload)
 
 
 def fetched(one: bytes) -> bytes:
@@ -385,13 +406,11 @@ def on_one_line(payload: bytes) -> bytes:
 
 
 _json = msgspec.json.Encoder().encode
-_names: dict[str, bytes] = {}
+_places: dict[tuple[str, str], bytes] = {}
 
 
-def _name(name: str) -> bytes:
-    known = _names.get(name)
-    if known is None:
-        known = _json(name)
-        if len(_names) < 10_000:
-            _names[name] = known
-    return known
+def _place(queue: str, name: str) -> bytes:
+    made = b'"queue":"%b","name":%b' % (queue.encode(), _json(name))
+    if len(_places) < 10_000:
+        _places[queue, name] = made
+    return made

@@ -20,11 +20,12 @@ from omniq.policy import after_failure
 from omniq.server import looking, protocol
 from omniq.server.atomic import Atomic, ack_of, is_too_big
 from omniq.server.engine import LEASE_US, Engine, FetchTasks, release
-from omniq.server.jobs import EndTask, ExtendTask, GiveBack, Job, PushTask, Reply, Then, Transact, is_number
+from omniq.server.jobs import EndTask, ExtendTask, GiveBack, Job, PushTask, Reply, Then, Transact
 from omniq.server.metrics import Tally
 from omniq.server.options import ServeOptions
 from omniq.server.protocol import ProtocolError, Push
 from omniq.server.waiting import Line, Waiter
+from omniq.translate import TCP
 
 log = logging.getLogger("omniq.server")
 
@@ -217,7 +218,7 @@ class Session:
             if lines and size > MAX_REPLY_BYTES and self._fetch[0]:
                 self._engine.add_first([GiveBack(release(task))])
                 continue
-            if payload is not None and not is_number(task.id):
+            if payload is not None and task.origin != TCP:
                 payload = protocol.on_one_line(payload)
             lines.append(protocol.task(number, task.queue, task.name, payload, task.attempts - 1))
             task.payload = None
@@ -229,9 +230,12 @@ class Session:
             self._say(protocol.fetched_many(lines))
             self._unsent.extend((self._said, number) for number in taken)
         else:
-            for number, line in zip(taken, lines, strict=True):
-                self._say(protocol.fetched(line))
-                self._unsent.append((self._said, number))
+            said = self._said
+            for place, line in enumerate(lines):
+                lines[place] = reply = protocol.fetched(line)
+                said += len(reply)
+                self._unsent.append((said, taken[place]))
+            self._say(b"".join(lines))
         self._tally.requests["FETCH"] += 1 if self._fetch[0] else len(lines)
         if self._fetch[0] or not waiter.want:
             self._end_waiting()
@@ -352,10 +356,7 @@ class Session:
 
     def _end_waiting(self, replies: bytes = b"") -> None:
         if replies:
-            self._out.append(replies)
-            self._said += len(replies)
-            word = replies.partition(b" ")[0].decode()
-            self._tally.replies[word] += replies.count(b"\n")
+            self._say(replies)
         self._stop_timer()
         if self.line is not None and self._waiter is not None:
             self._engine.lines.leave(self.line, self._waiter)
@@ -515,15 +516,15 @@ class Session:
         else:
             action()
 
-    def _say(self, line: bytes) -> None:
-        self._out.append(line)
-        self._said += len(line)
-        self._tally.replies[line[: line.index(b" ")].decode()] += 1
+    def _say(self, lines: bytes) -> None:
+        self._out.append(lines)
+        self._said += len(lines)
 
     def _flush(self) -> None:
         if self._out and not self.gone:
             data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
             self._out.clear()
+            self._tally.count_replies(data)
             self._wire.send(data)
             if self._unsent:
                 self._note_sent()

@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 import msgspec
 
 from omniq.errors import ConfigError, StoreUnavailable
-from omniq.portal import Portal
-from omniq.storage.base import BaseStorage
 from omniq.storage.bulk import Bulk, open_bulk
 from omniq.storage.filesystems import boot_id
 from omniq.storage.url import file_path, file_url, mask, sqlite_path, sqlite_url
@@ -34,6 +32,9 @@ class Address(msgspec.Struct, frozen=True):
     store: str
     machine: str = ""
 
+    def __repr__(self) -> str:
+        return f"Address({mask(self.url)!r}, {self.store!r}, {self.machine!r})"
+
     @contextmanager
     def opened(self) -> Generator[Bulk, None, None]:
         """The bulk side of this store. Raises `StoreUnavailable` on a machine where it cannot be this one."""
@@ -50,15 +51,10 @@ class Address(msgspec.Struct, frozen=True):
 def existing(url: str) -> Generator[Bulk, None, None]:
     """Open a store that is there; raises `StoreUnavailable` instead of making one."""
     real = resolved(url)
-    storage = BaseStorage.from_url(real)
-    portal = Portal()
-    try:
-        there = portal.call(storage.exists())
-    finally:
-        portal.close()
-    if not there:
-        raise StoreUnavailable(f"no store at {mask(real)} on {platform.node()}: check the URL")
-    with open_bulk(real) as bulk:
+    with closing(open_bulk(real)) as bulk:
+        if not bulk.call(bulk.storage.exists()):
+            raise StoreUnavailable(f"no store at {mask(real)} on {platform.node()}: check the URL")
+        bulk.call(bulk.storage.open())
         yield bulk
 
 
@@ -100,6 +96,23 @@ def is_file(url: str) -> bool:
     if scheme == "memory" or (scheme == "sqlite" and sqlite_path(url) == ":memory:"):
         raise ConfigError(f"{url!r} lives inside one process and Spark runs in several; name a SQLite file, a folder or Redis")
     return scheme in ("sqlite", "file")
+
+
+def must_reach(url: str, local: bool) -> None:
+    """Raise `ConfigError` for a store that belongs to one machine, unless all that opens it runs there (`local`)."""
+    real = resolved(url)
+    if is_file(real) and not local:
+        raise ConfigError(f"{mask(real)} is on this machine and the session's executors are not: {SHARE}")
+
+
+def identity(url: str) -> tuple[int, int] | None:
+    """What tells a file or folder from another one that was put in its place; None of a server, and of what is not there."""
+    real = resolved(url)
+    try:
+        found = os.stat(sqlite_path(real) if real.startswith("sqlite:") else file_path(real)) if is_file(real) else None
+    except FileNotFoundError:
+        return None
+    return None if found is None else (found.st_dev, found.st_ino)
 
 
 def machine() -> str:

@@ -6,7 +6,7 @@ import importlib
 
 from omniq.errors import ConfigError
 
-PACKAGES = ("pandas", "pyarrow", "pyspark", "py4j", "numpy")
+PACKAGES = ("matplotlib", "pandas", "pyarrow", "pyspark", "py4j", "numpy")
 
 
 def require_extra() -> None:

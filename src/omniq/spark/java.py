@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shlex
@@ -67,14 +68,16 @@ def find_java(java: str | os.PathLike[str] = "auto") -> Java:
 def launcher(java: Java) -> Path:
     """The folder to give Spark as JAVA_HOME: its `bin/java` starts `java` without the module that it may not have.
 
-    It is made once, in the user's cache folder; in a temporary one when that cannot be written.
+    It is made once, in the user's cache folder; for this process only when that cannot be written.
     """
     text = _LAUNCHER.format(java=shlex.quote(str(java.home / "bin" / "java")))
     name = f"java-{java.version}-{zlib.crc32(text.encode()):08x}"
     try:
         return _write_launcher(_cache_folder() / name, text)
-    except OSError:
-        return _write_launcher(Path(tempfile.mkdtemp(prefix="omniq-java-")) / name, text)
+    except (OSError, RuntimeError):  # it cannot be written, or this user has no home
+        folder = Path(tempfile.mkdtemp(prefix="omniq-java-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return _write_launcher(folder / name, text)
 
 
 def _search() -> list[Java | str]:

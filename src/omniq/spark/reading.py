@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from omniq.errors import ConfigError, Invalid
-from omniq.spark.address import SHARE, anchored, is_file, resolved
+from omniq.errors import Invalid
+from omniq.spark.address import anchored, must_reach
 from omniq.spark.options import MAX_ROWS, read_options
 from omniq.spark.sessions import is_connect, is_local
-from omniq.storage.url import mask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,9 +25,10 @@ def read(
     where: str | None = None,
     partitions: int | None = None,
 ) -> DataFrame:
-    """A table of a store as it is when the DataFrame is computed: tasks, attempts, events, results, queues or groups.
+    """A table of a store: tasks, attempts, events, results, queues or groups.
 
     `columns` and `where` (comparisons joined by AND) keep the rest from leaving the store at all. `url` may be `env:NAME`.
+    What came after the first action on the DataFrame is in a new one only: Spark plans a source once.
     Raises `ConfigError` or `Invalid` for a table, column or predicate that there is not, and for a file on a cluster.
     """
     options = _options(
@@ -78,8 +78,7 @@ def shared(spark: SparkSession, url: str) -> str:
     """
     if is_connect(spark) and url.startswith("env:"):
         return url
-    if is_file(resolved(url)) and not is_local(spark):
-        raise ConfigError(f"{mask(resolved(url))} is on this machine and the session's executors are not: {SHARE}")
+    must_reach(url, is_local(spark))
     return anchored(url)
 
 

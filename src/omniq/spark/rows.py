@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omniq.config import load_settings
-from omniq.errors import Invalid
+from omniq.errors import Invalid, SerializationError
 from omniq.operations import Enqueue
 from omniq.queue import AsyncTaskQueue
 from omniq.serialization import MsgspecSerializer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ID_CHARS = 32
-_BODY = ("name", "queue", "max_attempts", "timeout_us", "group")
+_BODY = ("name", "timeout_us", "max_attempts", "dead_queue")  # what a second task of the same key must repeat, beside its own
 
 
 def task_id(namespace: str, key: str) -> str:
@@ -71,24 +71,19 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         named = {name: _values(batch, column) for name, column in self.kwargs.items()}
         serializer = MsgspecSerializer()
         fields = {name: getattr(self.form, name) for name in self.form.__struct_fields__ if name not in _OWN}
-        body = [fields.get(name) for name in _BODY]
+        body = fingerprint(*[fields[name] for name in _BODY])
+        wants_hash = self.hashed or self.once
         found: list[Enqueue] = []
-        for n, id in enumerate(ids):
+        for n, (id, group, eta) in enumerate(zip(ids, groups, etas, strict=True)):
             kwargs = {name: values[n] for name, values in named.items()}
-            payload = encode_call([values[n] for values in columns], kwargs, serializer)
-            mark = fingerprint(payload, etas[n], groups[n], *body) if self.hashed or self.once else ""
+            try:
+                payload = encode_call([values[n] for values in columns], kwargs, serializer)
+            except SerializationError as exc:
+                raise SerializationError(f"the row with key {keys[n]!r}: {exc}") from exc
+            mark = fingerprint(payload, group, eta, body) if wants_hash else ""
             key = id if self.once else None
-            found.append(
-                Enqueue(
-                    id=id,
-                    payload=payload,
-                    group=groups[n],
-                    eta_us=etas[n],
-                    idempotency_key=key,
-                    fingerprint=mark,
-                    **fields,
-                )
-            )
+            made = Enqueue(id=id, payload=payload, group=group, eta_us=eta, idempotency_key=key, fingerprint=mark, **fields)
+            found.append(made)
         return found
 
 
@@ -157,4 +152,22 @@ def _moments(batch: pa.RecordBatch, name: str) -> list[int | None]:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
-    return batch.column(name).to_pylist(maps_as_pydicts="strict")
+    """A column as the Python values that a program would have passed; times are in UTC, whatever the session's zone."""
+    column = batch.column(name)
+    plain = _in_utc(column.type)
+    return (column if plain == column.type else column.cast(plain)).to_pylist(maps_as_pydicts="strict")
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    """The same type with every time in UTC, also inside of lists, maps and structs."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([kind.field(n).with_type(_in_utc(kind.field(n).type)) for n in range(kind.num_fields)])
+    if pa.types.is_map(kind):
+        return pa.map_(_in_utc(kind.key_type), kind.item_field.with_type(_in_utc(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+    return kind

@@ -39,16 +39,19 @@ def session(
     `fast_start` is for short runs: it starts a quarter sooner and computes slower. What the session keeps on disk lies in a
     temporary folder, which goes away with the process. Of a session that runs already only the settings of SQL can change.
 
-    Raises `ConfigError` when the extra `spark` is not installed, or when there is no Java.
+    Raises `ConfigError` when the extra `spark` is not installed, when there is no Java, and for a setting that cannot change.
     """
     require_extra()
     from pyspark import SparkContext
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
-    running = SparkSession.getActiveSession() or SparkContext._active_spark_context  # pyright: ignore[reportPrivateUsage]
+    running = SparkSession.getActiveSession()
+    if running is None and SparkContext._active_spark_context is not None:  # pyright: ignore[reportPrivateUsage]
+        running = SparkSession.builder.getOrCreate()  # started by another thread
     if running is not None:
-        return SparkSession.builder.config(map={**(conf or {})}).getOrCreate()
+        _change(running, conf or {})
+        return running
     if remote := os.environ.get("SPARK_REMOTE"):
         raise ConfigError(
             f"SPARK_REMOTE={remote} asks for a session of Spark Connect, which omniq takes but does not start: "
@@ -60,6 +63,15 @@ def session(
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)  # they print each error that is raised anyway
     return started
+
+
+def _change(running: SparkSession, conf: Mapping[str, str]) -> None:
+    for name, value in conf.items():
+        if running.conf.get(name, None) == value:
+            continue
+        if not running.conf.isModifiable(name):
+            raise ConfigError(f"{name} cannot change while a session runs: stop() that session first, or leave the setting out")
+        running.conf.set(name, value)
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -106,9 +118,11 @@ def _folder() -> Path:
         with suppress(OSError), (old / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = (folder / "lock").open("w")
+    # It gets its name when it is locked: before, another process would take it for one that was left behind.
+    draft = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    lock = (draft / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_SH)
     _locks.append(lock)
+    folder = draft.rename(draft.with_name(draft.name.removeprefix(".")))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

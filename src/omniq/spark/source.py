@@ -5,9 +5,11 @@ Readers travel to other processes, so they hold strings and numbers only, and op
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,23 +33,15 @@ if TYPE_CHECKING:
 PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
-def schema(options: Mapping[str, str]) -> str:
-    """The columns of the table that is asked for."""
-    table = options.get("table") or "tasks"
-    columns = options.get("columns")
-    asked = read_options({"url": "unused", "table": table} | ({} if columns is None else {"columns": columns}))
-    return ddl(asked.table, asked.columns)
-
-
 def reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
     """A reader of those columns that the schema names."""
     asked = read_options(options)
     names = checked(asked.table, schema)
-    return FilteringReader(asked, names) if pushing() else BatchReader(asked, names)
+    return FilteringReader(asked, names) if asked.push_filters and pushing() else BatchReader(asked, names)
 
 
 def pushing() -> bool:
-    """Whether Spark is about to push filters. It refuses readers that could take them while its setting is off."""
+    """Whether Spark is about to push filters. It refuses readers that could take them while its own setting is off."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return PUSHDOWN in sys.modules or getattr(spec, "name", None) == PUSHDOWN
 
@@ -103,7 +97,11 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """The same, for a session with `spark.sql.python.filterPushdown.enabled`."""
+    """The same, with the filters of one plan.
+
+    Up to Spark 4.3 the filters that a source took stay with the DataFrame and hold for whatever else is made of it. So they are
+    taken only from a query that asks for it, and the option `where` is there for all others.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         taken: list[Condition] = []
@@ -122,18 +120,35 @@ def record_batches(partition: Any, options: ReadOptions, names: Sequence[str]) -
         return
     arrow = arrow_schema(options.table, names)
     constants = {"store": partition.address.store} if options.table == "events" else {}
-    with partition.address.opened() as bulk:
+    if not all(condition.holds(constants[condition.column]) for condition in options.where if condition.column in constants):
+        return
+    where = [condition for condition in options.where if condition.column not in constants]
+    with partition.address.opened() as bulk, no_garbage():
         for range in partition.ranges:
-            for columns in _scan(bulk, range, options, [name for name in names if name not in constants]):
+            for columns in _scan(bulk, range, options, [name for name in names if name not in constants], where):
                 yield record_batch(columns, arrow, constants)
 
 
-def _scan(bulk: Bulk, range: Range, options: ReadOptions, names: Sequence[str]) -> Iterator[Columns]:
+@contextmanager
+def no_garbage() -> Generator[None, None, None]:
+    """Rows come and go by millions without cycles among them: looking for some would cost a fifth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _scan(
+    bulk: Bulk, range: Range, options: ReadOptions, names: Sequence[str], where: Sequence[Condition]
+) -> Iterator[Columns]:
     """The rows of a range; of events that are gone, an error or a jump, as the query wants it."""
     wanted = list(names) if options.table != "events" or "seq" in names else [*names, "seq"]
     while True:
         try:
-            for columns in bulk.scan(range, wanted, options.where, options.batch_rows):
+            for columns in bulk.scan(range, wanted, where, options.batch_rows):
                 if options.table == "events":
                     range = msgspec.structs.replace(range, after=columns["seq"][-1])
                 yield columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,12 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from omniq.operations import Shard
-from omniq.spark.address import address_of, existing
+from omniq.spark.address import address_of, existing, identity
 from omniq.spark.options import ReadOptions, read_options
 from omniq.spark.plan import Offset, advance, between, check_whole, latest, offset_of
 from omniq.spark.positions import position
 from omniq.spark.source import Part, checked, record_batches
+from omniq.storage.bulk import Bulk
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +30,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.given = dict(options)
         self.schema = schema
         self.target: Offset | None = None
+        self._open: tuple[Any, Bulk, ExitStack] | None = None
 
     @cached_property
     def options(self) -> ReadOptions:
@@ -35,8 +38,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_options(self.given, streaming=True)
 
     def initialOffset(self) -> dict[str, Any]:
-        with existing(self.options.url) as bulk:
-            return position(bulk, self.options.start).to_json()
+        return position(self._bulk(), self.options.start).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_rows)
@@ -63,6 +65,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return record_batches(partition, self.options, checked(self.options.table, self.schema))
 
+    def stop(self) -> None:
+        if self._open is not None:
+            self._open[2].close()
+            self._open = None
+
     def _look(self) -> tuple[str, list[Shard]]:
-        with existing(self.options.url) as bulk:
-            return bulk.info().store_id, bulk.event_shards()
+        bulk = self._bulk()
+        return bulk.info().store_id, bulk.event_shards()
+
+    def _bulk(self) -> Bulk:
+        """The store, which stays open between batches until another file is put in its place."""
+        there = identity(self.options.url)
+        if self._open is None or self._open[0] != there:
+            self.stop()
+            stack = ExitStack()
+            self._open = there, stack.enter_context(existing(self.options.url)), stack
+        return self._open[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +36,6 @@ WRITE = (
     "timeout",
     "groupLimit",
     "namespace",
-    "rows",
     "runId",
     "runTtl",
     "visible",
@@ -76,8 +76,6 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def _rows(options: Mapping[str, str]) -> Rows:
-    if "rows" in options:  # what `omniq.spark.enqueue` made of its arguments
-        return msgspec.json.decode(options["rows"], type=Rows)
     if "func" not in options:
         raise ConfigError('format omniq writes calls of a function: add .option("func", "module:name")')
     fixed: OptionFields = {}
@@ -92,7 +90,7 @@ def _rows(options: Mapping[str, str]) -> Rows:
     return rows_of(
         options["func"],
         key=options.get("keyColumn", "key"),
-        args=_arguments(options.get("argColumns", "")),
+        args=arguments(options.get("argColumns", ""), "argColumns"),
         group=options.get("groupColumn"),
         eta=options.get("etaColumn"),
         namespace=options.get("namespace"),
@@ -100,14 +98,14 @@ def _rows(options: Mapping[str, str]) -> Rows:
     )
 
 
-def _arguments(text: str) -> list[str] | dict[str, str]:
+def arguments(text: str, what: str) -> list[str] | dict[str, str]:
     """`a, b` are columns in order; `x=a, y=b` are keywords with their columns."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not any("=" in part for part in parts):
         return parts
     named = [part.partition("=") for part in parts]
     if not all(sign and column.strip() for _, sign, column in named):
-        raise ConfigError(f"argColumns {text!r}: name columns in order (a, b), or all by keyword (x=a, y=b)")
+        raise ConfigError(f"{what} {text!r}: name columns in order (a, b), or all by keyword (x=a, y=b)")
     return {keyword.strip(): column.strip() for keyword, _, column in named}
 
 
@@ -120,7 +118,7 @@ def writer(options: Mapping[str, str], names: Sequence[str], overwrite: bool) ->
     with open_bulk(resolved(asked.url)) as bulk:
         made = Writer(asked, address_of(asked.url, bulk.info().store_id))
         if asked.visible == "on_commit":
-            made.open_run(bulk)
+            bulk.open_run(asked.run_id, asked.rows.form.queue, asked.run_ttl_s)
     return made
 
 
@@ -139,15 +137,16 @@ class Writer(DataSourceArrowWriter):
         self.options = options
         self.address = address
 
-    def open_run(self, bulk: Bulk) -> None:
-        bulk.open_run(self.options.run_id, self.options.rows.form.queue, self.options.run_ttl_s)
+    @contextmanager
+    def _joined(self) -> Generator[Bulk, None, None]:
+        with self.address.opened() as bulk:
+            bulk.join_run(self.options.run_id, self.options.rows.form.queue)
+            yield bulk
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         written = Written()
-        with self.address.opened() as bulk:
-            if self.options.visible == "on_commit":
-                self.open_run(bulk)
-            for tasks in chunks(iterator, self.options.rows, self.options.chunk_rows):
+        with self._joined() as bulk:
+            for tasks in chunks(iterator, self.options.rows, self.options.chunk_rows, strict=self.options.strict):
                 new, there = self._store(bulk, tasks)
                 written.new += new
                 written.there += there
@@ -166,25 +165,23 @@ class Writer(DataSourceArrowWriter):
 
     def commit(self, messages: list[Any]) -> None:
         if self.options.visible == "on_commit":
-            with self.address.opened() as bulk:
+            with self._joined() as bulk:
                 bulk.commit_run(self.options.run_id)
 
     def abort(self, messages: list[Any]) -> None:
         if self.options.visible == "on_commit":
-            with self.address.opened() as bulk:
-                try:
-                    bulk.abort_run(self.options.run_id)
-                except RunClosed:  # its time is over, so it is aborted already
-                    return
+            with self._joined() as bulk, suppress(RunClosed):  # its time is over, so it is aborted already
+                bulk.abort_run(self.options.run_id)
 
 
-def chunks(batches: Iterator[pa.RecordBatch], rows: Rows, size: int) -> Iterator[list[Enqueue]]:
-    """The tasks of all rows, in pieces of `size`. A key that stands twice is taken once; `onConflict=error` compares."""
+def chunks(batches: Iterator[pa.RecordBatch], rows: Rows, size: int, *, strict: bool) -> Iterator[list[Enqueue]]:
+    """The tasks of all rows, in pieces of `size`. A key that stands twice in a piece is taken once; if `strict`, a body of its
+    own is refused."""
     waiting: dict[str, Enqueue] = {}
     for batch in batches:
         for task in rows.tasks(batch):
             first = waiting.setdefault(task.id, task)
-            if first.fingerprint != task.fingerprint:
+            if strict and first.fingerprint != task.fingerprint:
                 raise IdempotencyConflict(f"two rows that differ have the same key: {first.payload!r} and {task.payload!r}")
             if len(waiting) == size:
                 yield list(waiting.values())

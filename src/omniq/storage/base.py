@@ -9,6 +9,7 @@ store itself are raised. All times are integer microseconds; `now_us=None` means
 from __future__ import annotations
 
 import abc
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -76,6 +77,7 @@ class BaseStorage(abc.ABC):
     """One store of tasks. Opens itself at its first call, is safe to use from any thread and any event loop."""
 
     capabilities: Capabilities
+    stage_rows = 5000  # tasks of one `Stage` that keep other callers waiting no longer than they should
 
     def __init__(self, *, clock: Callable[[], int] = now_us, serializer: Serializer | None = None, events: bool = True) -> None:
         self.clock = clock
@@ -204,11 +206,19 @@ class BaseStorage(abc.ABC):
     async def check(self, repair: bool = False) -> list[str]:
         """What is wrong with the store, one sentence each; with `repair`, counters and lanes are recounted."""
 
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        """Write a copy of the store, as it is at one moment, to a path that is not there yet, while others work on.
+
+        Raises `Invalid` where there is something, and on a store that is not made of files.
+        """
+        raise Invalid(f"{type(self).__name__} has no files to copy: back up what it runs on, by its own means")
+
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
         """Take in tasks of another store as they stand, blockers before what they block; how many were new.
 
-        A task whose id is there stays as it is. A running one comes back unused, since its holder works elsewhere. An
-        idempotency key lives `key_ttl_us` from its task's creation. Writes no events; only with `capabilities.restores`.
+        A task whose id is there stays as it is. A running one comes back unused, since its holder works elsewhere. A staged one
+        is left out, since its run is not here; one that is staged here goes, as when its id is enqueued. An idempotency key
+        lives `key_ttl_us` from its task's creation. Writes no events; only with `capabilities.restores`.
         """
         raise Invalid(f"{type(self).__name__} cannot take in what another store kept")
 

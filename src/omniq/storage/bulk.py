@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import itertools
+import time
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
-from omniq.errors import Refused, RunClosed
-from omniq.models import duration_us
-from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, RunInfo, Shard, Stage, StoreInfo
+from omniq.errors import OutcomeUnknown, Refused, RunClosed, StoreUnavailable
+from omniq.models import Record, StoredResult, duration_us
+from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, Outcome, RunInfo, Shard, Stage, StoreInfo
 from omniq.portal import Portal
 from omniq.storage.base import BaseStorage
 from omniq.storage.scanning import BATCH, Range
-from omniq.storage.tables import Columns, Condition, columns_of
+from omniq.storage.tables import Columns, Condition, columns_of, visible
+
+T = TypeVar("T")
+
+CALL = 5000  # tasks of one call
+LOOK = 1000  # ids of one look
+PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # between the tries of a store that does not answer
 
 
 def open_bulk(url: str, **options: Any) -> Bulk:
@@ -30,30 +39,48 @@ class Bulk:
         self._queues: dict[str, str] = {}
 
     def __enter__(self) -> Self:
-        self._portal.call(self.storage.open())
+        self.call(self.storage.open())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
-        self._portal.call(self.storage.close())
+        self.call(self.storage.close())
         self._portal.close()
 
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Any other call of the storage: `bulk.call(bulk.storage.workers())`."""
+        return self._portal.call(coroutine)
+
     def info(self) -> StoreInfo:
-        return self._portal.call(self.storage.info())
+        return self.call(self.storage.info())
 
     # -- staged runs -------------------------------------------------------------------------------
 
     def open_run(self, run_id: str, queue: str, ttl: float | timedelta = timedelta(days=1)) -> RunInfo:
         """Begin a run, or go on with one that is open; a finished one raises `RunClosed`."""
         self._queues[run_id] = queue
-        return self._do(OpenRun(queue=queue, run_id=run_id, ttl_us=duration_us(ttl, "ttl")))
+        return self._do(OpenRun(queue=queue, run_id=run_id, ttl_us=duration_us(ttl, "ttl")))[0]
 
-    def stage(self, run_id: str, tasks: Sequence[Enqueue], *, strict: bool = False) -> tuple[int, int]:
-        """Bring tasks in, unseen until the commit; how many were new, and how many were there."""
-        staged = self._do(Stage(queue=self._queue(run_id), run_id=run_id, tasks=tuple(tasks), strict=strict))
-        return staged.new, staged.there
+    def join_run(self, run_id: str, queue: str) -> None:
+        """Use a run that another process opened, without looking for it."""
+        self._queues[run_id] = queue
+
+    def stage(self, run_id: str, tasks: Iterable[Enqueue], *, strict: bool = False) -> tuple[int, int]:
+        """Bring tasks in, unseen until the commit; how many were new, and how many were there.
+
+        Any number of them: they travel in parts, each of which is staged whole. What raises leaves the parts before it staged.
+        """
+        queue, size = self._queue(run_id), self.storage.stage_rows
+        left = iter(tasks)
+        new = there = 0
+        while some := list(itertools.islice(left, CALL)):
+            parts = (some[start : start + size] for start in range(0, len(some), size))
+            stages = [Stage(queue=queue, run_id=run_id, tasks=tuple(part), strict=strict) for part in parts]
+            for staged in self._do(*stages):
+                new, there = new + staged.new, there + staged.there
+        return new, there
 
     def commit_run(self, run_id: str) -> RunInfo:
         """Make all its tasks visible. When this returns they all are; if this process dies, `sweep` goes on with it."""
@@ -66,9 +93,9 @@ class Bulk:
     def run(self, run_id: str) -> RunInfo | None:
         """A run as the store counts it; None if there is none of this id."""
         if run_id in self._queues:
-            return self._portal.call(self.storage.run(self._queues[run_id], run_id))
-        for queue in self._portal.call(self.storage.queues()):
-            found = self._portal.call(self.storage.run(queue, run_id))
+            return self.call(self.storage.run(self._queues[run_id], run_id))
+        for queue in self.call(self.storage.queues()):
+            found = self.call(self.storage.run(queue, run_id))
             if found is not None:
                 return found
         return None
@@ -82,27 +109,52 @@ class Bulk:
         return self._queues[run_id]
 
     def _settled(self, op: CommitRun | AbortRun) -> RunInfo:
-        found: RunInfo = self._do(op)
+        found: RunInfo = self._do(op)[0]
         while not found.settled:
-            found = self._do(op)
+            found = self._do(op)[0]
         return found
 
-    def _do(self, op: OnRun) -> Any:
-        """One operation, surely: all of them may be repeated."""
-        (answer,) = self.storage.apply_blocking([(op,)])
-        if isinstance(answer, Refused):
-            raise answer
-        return answer[0]
+    def _do(self, *operations: OnRun) -> list[Any]:
+        """Each in a transaction of its own. All may be repeated, so a store that does not answer is asked for some seconds."""
+        transactions, pauses, sent = [(op,) for op in operations], iter(PAUSES_S), False
+        while True:
+            try:
+                answers = self.storage.apply_blocking(transactions, repeat=sent)
+                break
+            except (OutcomeUnknown, StoreUnavailable) as exc:
+                sent = sent or isinstance(exc, OutcomeUnknown)
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                time.sleep(pause)
+        for answer in answers:
+            if isinstance(answer, Refused):
+                raise answer
+        return [answer[0] for answer in cast("list[list[Outcome]]", answers)]
 
     # -- reading -----------------------------------------------------------------------------------
 
+    def records(self, ids: Sequence[str]) -> dict[str, Record]:
+        """Those of these tasks that are there, staged ones excepted."""
+        found: dict[str, Record] = {}
+        for start in range(0, len(ids), LOOK):
+            found |= self.call(_records(self.storage, ids[start : start + LOOK]))
+        return found
+
+    def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
+        """The results of those that have ended."""
+        found: dict[str, StoredResult] = {}
+        for start in range(0, len(ids), LOOK):
+            found |= self.call(self.storage.results(ids[start : start + LOOK]))
+        return found
+
     def event_shards(self) -> list[Shard]:
-        return self._portal.call(self.storage.event_shards())
+        return self.call(self.storage.event_shards())
 
     def ranges(self, table: str, parts: int = 1) -> list[Range]:
         """About `parts` ranges of a table, which any process may `scan` on its own."""
         columns_of(table)
-        return self._portal.call(self.storage.ranges(table, parts))
+        return self.call(self.storage.ranges(table, parts))
 
     def scan(
         self, range: Range, columns: Sequence[str] | None = None, where: Sequence[Condition] = (), rows: int = BATCH
@@ -117,6 +169,11 @@ class Bulk:
         while (batch := self._portal.call(_next(batches))) is not None:
             if batch[names[0]]:
                 yield batch
+
+
+async def _records(storage: BaseStorage, ids: Sequence[str]) -> dict[str, Record]:
+    found = await asyncio.gather(*map(storage.get, ids))
+    return {task.id: task for task in found if task is not None and visible(task)}
 
 
 async def _next(batches: Any) -> Columns | None:

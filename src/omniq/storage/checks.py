@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from omniq.errors import DuplicateTarget, Invalid, InvalidLease, LimitExceeded, TaskIdRequired
 from omniq.models import MAX_BLOCKERS, check_id, check_name, check_queue, check_text
 from omniq.operations import (
+    Ack,
     Beat,
     Capabilities,
     CountFanIn,
@@ -67,22 +68,27 @@ def _check(op: Operation, limits: Capabilities, good_queues: set[str]) -> None:
         if op.queue not in good_queues:
             check_queue(op.queue)
             good_queues.add(op.queue)
-        if isinstance(op, Extend) and op.lease_us is not None and op.lease_us <= 0:
-            raise InvalidLease(f"a lease of {op.lease_us} µs: it must last longer than nothing")
-        if isinstance(op, Progress) and len(op.data) > MAX_PROGRESS:
-            raise LimitExceeded(f"progress of {len(op.data)} bytes; the limit is {MAX_PROGRESS}")
-        if isinstance(op, Retry):
-            _at_most_one(op, "delay_us", "due_us")
-            if op.attempts is not None and op.attempts < 0:
-                raise Invalid(f"attempts cannot be negative: {op.attempts}")
-        if isinstance(op, Reschedule | Requeue):
-            _at_most_one(op, "delay_us", "eta_us")
+        if not isinstance(op, Ack):  # it has nothing more to check, and is what is sent most
+            _check_on_task(op)
     elif isinstance(op, OpenFanIn | CountFanIn):
         _check_fan_in(op)
     elif isinstance(op, OnRun):
         _check_run(op, limits, good_queues)
     elif not isinstance(op, Beat):
         raise Invalid(f"{type(op).__name__} is not an operation of the driver contract")
+
+
+def _check_on_task(op: OnTask) -> None:
+    if isinstance(op, Extend) and op.lease_us is not None and op.lease_us <= 0:
+        raise InvalidLease(f"a lease of {op.lease_us} µs: it must last longer than nothing")
+    if isinstance(op, Progress) and len(op.data) > MAX_PROGRESS:
+        raise LimitExceeded(f"progress of {len(op.data)} bytes; the limit is {MAX_PROGRESS}")
+    if isinstance(op, Retry):
+        _at_most_one(op, "delay_us", "due_us")
+        if op.attempts is not None and op.attempts < 0:
+            raise Invalid(f"attempts cannot be negative: {op.attempts}")
+    if isinstance(op, Reschedule | Requeue):
+        _at_most_one(op, "delay_us", "eta_us")
 
 
 def _check_enqueue(op: Enqueue, limits: Capabilities, good_queues: set[str]) -> None:

@@ -176,6 +176,15 @@ class FileLedger:
     def insert_plain(self, op: Enqueue, now_us: int) -> bool:
         return False
 
+    def end_plain(self, task: Record, now_us: int) -> bool:
+        return False
+
+    def save_leased(self, tasks: Sequence[Record], now_us: int) -> None:
+        for task in tasks:
+            self.save(task, State.READY, task.queue)
+            if self.events_on:
+                self.event(task, "started", now_us, None)
+
     def save(self, task: Record, was: State, was_queue: str) -> None:
         self._put(task, self.index.entries[task.id].waits_for if task.state is State.BLOCKED else ())
 
@@ -390,6 +399,9 @@ class FileLedger:
 
     def staged(self, run: Run, limit: int) -> list[Record]:
         return self._load_all(self.index.staged(run, limit))
+
+    def foresee(self, queue: str, tasks: Sequence[Enqueue]) -> None:
+        pass
 
     def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
         return False

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from omniq.errors import StoreTooNew, StoreUnavailable
-from omniq.models import Record, State, new_id
+from omniq.models import Record, State, new_id, now_us
 from omniq.storage.file_folder import FORMAT, META, Folder, Meta, is_segment, segment_of, unsealed_file
 from omniq.storage.file_index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
 from omniq.storage.file_journal import FOLDER as JOURNAL
@@ -26,20 +26,21 @@ from omniq.storage.file_lines import (
     is_sealed,
 )
 from omniq.storage.files import Kind
-from omniq.storage.ledger import Lane, QueueRow
+from omniq.storage.ledger import Lane, QueueRow, Run
 
 log = logging.getLogger("omniq.storage")
 
 FORMAT_FILE = "format.json"
 MARKS = frozenset({FORMAT_FILE, META})  # a folder with one of these is a store
 CORRUPT = "corrupt"
+RUN_TTL_US = 86_400_000_000  # how long a run whose row was lost stays open
 _DAMAGED = -1 << 62  # instead of a count: this segment has to be written anew
 FOLDERS = ("queue", *TABLES, JOURNAL, CORRUPT, "locks", "locks/workers")
 
 README = """\
 This folder is a job queue of omniq (Python). Every line is one JSON object and ends with a checksum.
 
-queue/pending   tasks that wait: ready, scheduled, blocked, or to be retried
+queue/pending   tasks that wait: ready, scheduled, blocked, to be retried, or staged by a run that is not committed
 queue/running   tasks that a worker holds, with the worker and the end of its lease
 queue/failed    dead letters: tasks that failed for good
 queue/keys      idempotency keys
@@ -49,7 +50,7 @@ journal         each commit, before it is so; what a crash interrupted is finish
 corrupt         what could not be read, put aside, with a report beside it
 locks           who writes, who lives
 format.json     the version of this format and the id of this store
-state.json      pauses, groups and counters as they were when the current journal was begun
+state.json      pauses, groups, runs and counters as they were when the current journal was begun
 
 What is no longer true is overwritten with blanks, so look at it like this:
 
@@ -426,7 +427,9 @@ def _reconcile(index: Index, segments: list[Segment]) -> None:
     for entry in index.entries.values():
         if entry.queue not in index.queues:
             index.queues[entry.queue] = QueueRow(entry.queue, fed=True)
-        if entry.group is not None:
+        if entry.state is State.STAGED:
+            _know_run(index, entry)
+        elif entry.group is not None:
             index.queues[entry.queue].has_groups = True
             if not entry.state.final:
                 lane = lanes.setdefault((entry.queue, entry.group), Lane(entry.queue, entry.group))
@@ -436,6 +439,7 @@ def _reconcile(index: Index, segments: list[Segment]) -> None:
         for blocker in entry.waits_for:
             if blocker not in index.entries:  # it was lost; those who wait for it must not wait for ever
                 index.deferrals[blocker] = True
+    index.forget_lost_claims()
     counters = index.counters
     for old in [lane for known in index.lanes.values() for lane in known.values()]:
         lane = lanes.setdefault((old.queue, old.group), Lane(old.queue, old.group))
@@ -451,6 +455,13 @@ def _reconcile(index: Index, segments: list[Segment]) -> None:
     first_kept = min((s.number for s in segments if s.table == EVENTS), default=None)
     if first_kept is not None:
         counters.first_event = max(counters.first_event, first_kept)
+
+
+def _know_run(index: Index, entry: Entry) -> None:
+    """A run that was lost with the state file is open again: whoever has it can go on, and after its time it is aborted."""
+    place = (entry.queue, cast(str, entry.run_id))
+    if place not in index.runs:
+        index.runs[place] = Run(*place, now_us(), now_us() + RUN_TTL_US)
 
 
 def _mend(folder: Folder) -> None:

@@ -39,16 +39,6 @@ class Section:
         """A task to hand out."""
         return copy.copy(self.ledger.peek(entry))
 
-    def set_paused(self, queue: str, paused: bool) -> bool:
-        """Whether it was paused before."""
-        row = self.ledger.queue(queue)
-        was, row.paused = row.paused, paused
-        if was is not paused:
-            self.ledger.save_queue(row)
-        if was and not paused:
-            self.machine.ready_queues.add(queue)
-        return was
-
 
 class FileWriter(Writer[Section]):
     """Commits to one folder, by one process at a time."""
@@ -64,8 +54,6 @@ class FileWriter(Writer[Section]):
         self._events_on = events_on
         self._files: Files | None = None
         self._folder: Folder | None = None
-        self.store_id = ""
-        self.bell: Bell | None = None
         self.start()
 
     def drop_locks(self) -> None:
@@ -83,7 +71,6 @@ class FileWriter(Writer[Section]):
         except BaseException:
             files.close()
             raise
-        self.store_id = folder.store_id
         if isinstance(files, LocalFiles):
             self.bell = Bell(Path(files.base, "locks", "bell"))
         self._folder = folder

@@ -87,10 +87,16 @@ class Machine:
     def run(self, transaction: Sequence[Operation], now_us: int, repeat: bool = False) -> list[Outcome] | Refused:
         """One transaction: check everything, then write everything."""
         if len(transaction) == 1:
-            alone = self._ALONE.get(type(transaction[0]))
+            op = transaction[0]
+            alone = self._ALONE.get(type(op))
             if alone is not None:
-                answer = alone(self, transaction[0], now_us, repeat)
+                answer = alone(self, op, now_us, repeat)
                 return answer if isinstance(answer, Refused) else [answer]
+            if not repeat:  # most calls, without the ceremony that several operations need
+                known = _CHECKS[type(op)](self._refusals, op, now_us)
+                if isinstance(known, Refused):
+                    return known
+                return [known if isinstance(known, Outcome) else self._WRITES[type(op)](self, op, known, now_us)]
         found: list[Any] = []
         keys: dict[tuple[str, str], str] = {}
         for op in transaction:
@@ -155,11 +161,10 @@ class Machine:
 
     def _enqueue(self, op: Enqueue, staged: Record | None, now_us: int) -> Outcome:
         ledger = self.ledger
-        if staged is not None:  # of a run that is not committed and may never be: whoever enqueues now is not kept waiting
-            self.drop_staged(staged, now_us)
-            other = ledger.load(op.id)
-            if other is not None and other.state is State.STAGED:
-                self.drop_staged(other, now_us)
+        for id in () if staged is None else dict.fromkeys((staged.id, op.id)):
+            there = ledger.load(id)  # again: an earlier operation of this very transaction may have taken its place
+            if there is not None and there.state is State.STAGED:
+                self.drop_staged(there, now_us)
         if _is_plain(op) and ledger.queue(op.queue).fed and ledger.insert_plain(op, now_us):
             self.ready_queues.add(op.queue)
             return Enqueued(id=op.id, existed=False, state=State.READY)
@@ -265,7 +270,12 @@ class Machine:
     def _grant(self, row: QueueRow, op: Reserve, limit: int, now_us: int, tasks: list[Record]) -> None:
         if not row.has_groups:
             ready = self.ledger.next_ready(row.queue, None, limit)
-            tasks.extend([self._lease(task, op, now_us) for task in ready])
+            if ready:
+                for task in ready:
+                    _take(task, op, now_us)
+                    task.state = State.RUNNING
+                self.ledger.save_leased(ready, now_us)
+                tasks.extend(map(copy.copy, ready))
             if len(ready) % 2:
                 row.groups_turn = not row.groups_turn
                 self.ledger.save_queue(row)
@@ -303,12 +313,7 @@ class Machine:
             self.ledger.save_lane(lane)
 
     def _lease(self, task: Record, op: Reserve, now_us: int) -> Record:
-        task.attempts += 1
-        task.token = op.token
-        task.lease_until_us = now_us + (op.lease_us or task.lease_us or DEFAULT_LEASE_US)
-        task.worker = op.worker or None
-        task.started_at_us = task.updated_at_us = now_us
-        task.returned = False
+        _take(task, op, now_us)
         self._move(task, State.RUNNING)
         if self.ledger.events_on:
             self.ledger.event(task, "started", now_us, None)
@@ -317,6 +322,13 @@ class Machine:
     # -- writes of a holder ------------------------------------------------------------------------
 
     def _ack(self, op: Ack, task: Record, now_us: int) -> Outcome:
+        if _ends_plainly(op, task) and self.ledger.end_plain(task, now_us):
+            task.finished_at_us = task.updated_at_us = now_us
+            task.ended_by, task.token, task.lease_until_us, task.state = op.token, None, None, State.DONE
+            self.ended_tasks.add(task.id)
+            if task.has_dependents:
+                self._free(task, now_us)
+            return _DONE
         again = op.again_us if not task.cancel_requested else None
         result = StoredResult(task_id=task.id, state=State.DONE, result=op.result, encoding=op.encoding)
         self._end(task, State.DONE, result, op.token, now_us, again)
@@ -713,6 +725,31 @@ def _is_plain(op: Enqueue) -> bool:
     """Most tasks: ready now, no group, key, blockers, repetition."""
     rest = (op.group, op.idempotency_key, op.eta_us, op.delay_us, op.interval_us, op.dead_queue, op.headers)
     return rest == _NOTHING and not op.blocked_by and op.on_conflict == "error"
+
+
+_DONE = Acked(state=State.DONE)
+
+
+def _ends_plainly(op: Ack, task: Record) -> bool:
+    """Nothing to keep but that it is done."""
+    return (
+        op.result is None
+        and op.again_us is None
+        and op.ran_us is None
+        and op.encoding == "json"
+        and task.group is None
+        and task.result_ttl_us != 0
+    )
+
+
+def _take(task: Record, op: Reserve, now_us: int) -> None:
+    """Make the caller of a `Reserve` the holder."""
+    task.attempts += 1
+    task.token = op.token
+    task.lease_until_us = now_us + (op.lease_us or task.lease_us or DEFAULT_LEASE_US)
+    task.worker = op.worker or None
+    task.started_at_us = task.updated_at_us = now_us
+    task.returned = False
 
 
 def _done_before(op: Operation) -> Outcome:

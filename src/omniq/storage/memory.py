@@ -112,6 +112,15 @@ class MemoryLedger:
     def insert_plain(self, op: Enqueue, now_us: int) -> bool:
         return False
 
+    def end_plain(self, task: Record, now_us: int) -> bool:
+        return False
+
+    def save_leased(self, tasks: Sequence[Record], now_us: int) -> None:
+        for task in tasks:
+            self.save(task, State.READY, task.queue)
+            if self.events_on:
+                self.event(task, "started", now_us, None)
+
     def save(self, task: Record, was: State, was_queue: str) -> None:
         if was is not task.state or was_queue != task.queue:
             self.counters[was_queue][was] -= 1
@@ -314,6 +323,9 @@ class MemoryLedger:
             else:
                 break
         return found
+
+    def foresee(self, queue: str, tasks: Sequence[Enqueue]) -> None:
+        pass
 
     def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
         return False
@@ -531,7 +543,7 @@ class MemoryStorage(BaseStorage):
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
         with self._lock:
             machine = Machine(self._ready())
-            new = restore_tasks(machine, tasks, key_ttl_us)
+            new = restore_tasks(machine, tasks, key_ttl_us, self.clock())
         self._tell(machine)
         return new
 

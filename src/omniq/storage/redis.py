@@ -8,12 +8,13 @@ commands, in pipelines.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew
+from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew, StoreUnavailable
 from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
 from omniq.operations import (
     KEY_TTL_US,
@@ -23,6 +24,7 @@ from omniq.operations import (
     Filter,
     GroupInfo,
     Lease,
+    OnRun,
     OnTask,
     Page,
     QueueCounts,
@@ -41,7 +43,9 @@ from omniq.storage.liveness import WorkerLocks, host_locks
 from omniq.storage.redis_batches import Batches
 from omniq.storage.redis_find import find_tasks, task_page, task_shards
 from omniq.storage.redis_plan import STORE, Plan
+from omniq.storage.redis_publish import publish_answer, publish_call
 from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
+from omniq.storage.redis_staging import RUN_FIELDS, run_of, staged_record
 from omniq.storage.redis_wake import Listener
 from omniq.storage.redis_wire import Command
 from omniq.storage.url import mask
@@ -62,6 +66,7 @@ class RedisStorage(BaseStorage):
     and a dead queue stay within one slot, which is one queue; anything else is refused with `CrossQueue`.
     """
 
+    stage_rows = 500
     capabilities = Capabilities(
         durability="process",
         store_clock=True,
@@ -118,7 +123,7 @@ class RedisStorage(BaseStorage):
     async def _durability(self) -> str:
         """What the server's configuration promises; servers that do not tell are taken to survive a killed process."""
         try:
-            found = await self._client.of_loop().config_get("append*")
+            found = await self._client.configuration("append*")
         except Exception as exc:
             if isinstance(exc, DriverClosed):
                 raise
@@ -150,36 +155,79 @@ class RedisStorage(BaseStorage):
 
     async def _apply(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         await self._opened()
+        await self._list(_queues_of(transactions))
         now = None if now_us is None else wire.ms_down(now_us)
-        if not self._target.cluster:
-            packed = wire.Packed(transactions)
-            await self._register(transactions)
-            return packed.read(await self._batches.send(self._key(transactions), packed.entries, now, repeat))
-        await self._register(transactions)
-        plan = Plan(transactions, self._slot_of)
+        answers: list[Result] = []
+        for part in _parts(transactions):
+            if self._target.cluster:
+                answers += await self._apply_by_slot(part, now, repeat)
+                continue
+            packed = wire.Packed(part)
+            if len(part) < len(transactions):
+                answers += packed.read(await self._script(self._key(part), packed.entries, now, repeat))
+            else:
+                answers += packed.read(await self._batches.send(self._key(part), packed.entries, now, repeat))
+        return answers
+
+    async def _apply_by_slot(self, transactions: Sequence[Transaction], now: int | None, repeat: bool) -> list[Result]:
+        plan = Plan(transactions, self._slot_of, repeat)
         for key, part in plan.steps():
-            part.take(await self._script(key, part.entries, now, repeat))
+            try:
+                answers = await self._script(key, part.entries, now, repeat)
+            except StoreUnavailable as exc:
+                part.miss(exc)
+            else:
+                part.take(answers)
         return plan.answers
 
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         self._check_open()
+        new = _queues_of(transactions) - self._known
+        if new:
+            self._client.command_blocking("SADD", QUEUES, *new)
+            self._known |= new
         now = None if now_us is None else wire.ms_down(now_us)
+        if len(transactions) == 1:
+            flags = ("e" if self.events_on else "") + ("c" if self._target.cluster else "") + ("a" if repeat else "")
+            call = publish_call(transactions[0], now, flags)
+            if call is not None:
+                reply = self._client.script_blocking(self._key(transactions), *call)
+                return [publish_answer(transactions[0], self._heard(reply))]
         if not self._target.cluster:
-            packed = wire.Packed(transactions)
-            reply = self._client.script_blocking(self._key(transactions), self._call(packed.entries, now, repeat))
-            return packed.read(self._heard(reply))
-        plan = Plan(transactions, self._slot_of)
-        for key, part in plan.steps():
-            reply = self._client.script_blocking(key, self._call(part.entries, now, repeat))
-            part.take(self._heard(reply))
-        return plan.answers
+            return self._apply_flying(transactions, now, repeat)
+        answers: list[Result] = []
+        for part in _parts(transactions):
+            plan = Plan(part, self._slot_of, repeat)
+            for key, step in plan.steps():
+                try:
+                    reply = self._client.script_blocking(key, self._call(step.entries, now, repeat))
+                except StoreUnavailable as exc:
+                    step.miss(exc)
+                else:
+                    step.take(self._heard(reply))
+            answers += plan.answers
+        return answers
+
+    def _apply_flying(self, transactions: Sequence[Transaction], now: int | None, repeat: bool) -> list[Result]:
+        """On a single node the next call is made while the server works on the one before."""
+        answers: list[Result] = []
+        flying: deque[wire.Packed] = deque()
+
+        def calls() -> Iterator[bytes]:
+            for part in _parts(transactions):
+                flying.append(wire.Packed(part))
+                yield self._call(flying[-1].entries, now, repeat)
+
+        for reply in self._client.scripts_blocking(self._key(transactions), calls()):
+            answers += flying.popleft().read(self._heard(reply))
+        return answers
 
     @staticmethod
     def _key(transactions: Sequence[Transaction]) -> str:
         """One server serves every key, so any queue's will do."""
         for transaction in transactions:
             for op in transaction:
-                if isinstance(op, Enqueue | OnTask):
+                if isinstance(op, Enqueue | OnTask | OnRun):
                     return f"{{{op.queue}}}:meta"
         return f"{{{STORE}}}:meta"
 
@@ -203,18 +251,8 @@ class RedisStorage(BaseStorage):
             self.waiters.notify([name.decode() for name in ready], [id.decode() for id in ended])
         return answers
 
-    async def _register(self, transactions: Sequence[Transaction]) -> None:
-        """Put queues on the store's list before their first use, also those that only other clients feed."""
-        names: set[str] = set()
-        for transaction in transactions:
-            for op in transaction:
-                if isinstance(op, Enqueue | OnTask):
-                    names.add(op.queue)
-                elif isinstance(op, Reserve):
-                    names.update(op.queues)
-        await self._list(names)
-
     async def _list(self, names: Iterable[str]) -> None:
+        """Put queues on the store's list before their first use, also those that only other clients feed."""
         new = set(names) - self._known
         if new:
             await self._client.command("SADD", QUEUES, *new)
@@ -288,13 +326,7 @@ class RedisStorage(BaseStorage):
     async def _now_ms(self, now_us: int | None) -> int:
         if now_us is not None:
             return wire.ms_down(now_us)
-        client = await self._opened()
-        if self._target.cluster:
-            node = client.of_loop().get_default_node()
-            seconds, micros = await client.of_loop().time(target_nodes=node)
-        else:
-            seconds, micros = await client.of_loop().time()
-        return int(seconds) * 1000 + int(micros) // 1000
+        return await (await self._opened()).time_ms()
 
     async def expired(
         self,
@@ -358,12 +390,22 @@ class RedisStorage(BaseStorage):
         return gone
 
     async def check(self, repair: bool = False) -> list[str]:
+        """Also of queues and groups that only other clients use: their keys tell."""
+        client = await self._opened()
+        groups: dict[str, set[str]] = {key[1:-7]: set() for key in await client.keys("{*}:stats")}
+        for key in await client.keys("{*}:g:*"):
+            queue, _, rest = key[1:].partition("}:g:")
+            groups.setdefault(queue, set()).add(rest.rpartition(":")[0])
+        await self._list([name for name in groups if _is_queue(name)])
         names = await self._names()
-        found = await self._upkeep(names, None, "check", repair=repair)
+        found: list[Any] = []
+        for name in names:
+            found += await self._upkeep([name], None, "check", repair=repair, groups=sorted(groups.get(name, ())))
         return [f"queue {q!r}: {_text(line)}" for q, lines in zip(names, found, strict=True) for line in lines]
 
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
         await self._opened()
+        tasks = [saved for saved in tasks if saved.record.state is not State.STAGED]
         parts = by_slot(tasks, self._slot_of) if self._target.cluster else [tasks]
         await self._list({saved.record.queue for saved in tasks})
         new = 0
@@ -387,7 +429,7 @@ class RedisStorage(BaseStorage):
         return sorted(_text(name) for name in await client.command("SMEMBERS", QUEUES))
 
     async def _load(self, places: Sequence[tuple[str, str]], *, ended: bool = True) -> list[Record | None]:
-        """The tasks of these ids in these queues; of one whose hash another client trimmed, what its result tells."""
+        """The tasks of these ids in these queues, staged ones too; of one whose hash others trimmed, what its result tells."""
         found = await self._client.pipeline([("HGETALL", f"{{{queue}}}:job:{id}") for queue, id in places])
         tasks = [_record(queue, fields) for (queue, _), fields in zip(places, found, strict=True)]
         missing = [n for n, record in enumerate(tasks) if record is None]
@@ -395,11 +437,15 @@ class RedisStorage(BaseStorage):
             return tasks
         commands: list[Command] = [("HGETALL", "{{{}}}:o:end:{}".format(*places[n])) for n in missing]
         commands += [("GET", "{{{}}}:o:res:{}".format(*places[n])) for n in missing]
+        commands += [("HGET", f"{{{places[n][0]}}}:o:staged", places[n][1]) for n in missing]
         found = await self._client.pipeline(commands)
-        for at, n in enumerate(missing):
-            tasks[n] = _record(places[n][0], found[at])
-            if tasks[n] is None and found[at + len(missing)] is not None:
-                tasks[n] = records.record_of_result(*places[n], found[at + len(missing)])
+        some = len(missing)
+        for n, fields, result, staged in zip(missing, found[:some], found[some : 2 * some], found[2 * some :], strict=True):
+            tasks[n] = _record(places[n][0], fields)
+            if tasks[n] is None and staged is not None:
+                tasks[n] = staged_record(*places[n], staged)
+            elif tasks[n] is None and result is not None:
+                tasks[n] = records.record_of_result(*places[n], result)
         return tasks
 
     async def get(self, id: str, queue: str | None = None) -> Record | None:
@@ -427,7 +473,9 @@ class RedisStorage(BaseStorage):
         return await find_tasks(self._client, self._load, names, filter, cursor, limit, newest_first)
 
     async def run(self, queue: str, run_id: str) -> RunInfo | None:
-        return None
+        client = await self._opened()
+        found = await client.command("HMGET", f"{{{queue}}}:o:run:{run_id}", *RUN_FIELDS)
+        return None if found[0] is None else run_of(queue, run_id, found)
 
     async def task_shards(self) -> list[Shard]:
         return await task_shards(self._client, await self._names())
@@ -453,9 +501,10 @@ class RedisStorage(BaseStorage):
                 ("EXISTS", f"{base}paused"),
                 ("ZRANGEBYSCORE", f"{base}idx:wait", "-inf", "+inf", "WITHSCORES", "LIMIT", 0, 1),
                 ("ZRANGEBYSCORE", f"{base}delayed", "-inf", now, "WITHSCORES", "LIMIT", 0, 1),
+                ("HLEN", f"{base}o:staged"),
             ]
         found = await self._client.pipeline(commands)
-        return [_counts(queue, found[n * 11 : n * 11 + 11]) for n, queue in enumerate(names)]
+        return [_counts(queue, found[n * 12 : n * 12 + 12]) for n, queue in enumerate(names)]
 
     async def queues(self, fed: bool = False) -> list[str]:
         names = await self._names()
@@ -574,6 +623,32 @@ class RedisStorage(BaseStorage):
         await self._upkeep([queue], None, "limit", group=group, limit=limit)
 
 
+def _parts(transactions: Sequence[Transaction]) -> list[Sequence[Transaction]]:
+    """What one call of the script carries: everything, but staging and settling only by themselves, as they take long."""
+    if any(isinstance(transaction[0], OnRun) for transaction in transactions):
+        return [[transaction] for transaction in transactions]
+    return [transactions]
+
+
+def _queues_of(transactions: Sequence[Transaction]) -> set[str]:
+    names: set[str] = set()
+    for transaction in transactions:
+        for op in transaction:
+            if isinstance(op, Enqueue | OnTask | OnRun):
+                names.add(op.queue)
+            elif isinstance(op, Reserve):
+                names.update(op.queues)
+    return names
+
+
+def _is_queue(name: str) -> bool:
+    try:
+        check_queue(name)
+    except Invalid:
+        return False
+    return True
+
+
 def _record(queue: str, fields: records.Hash) -> Record | None:
     return records.record_of(queue, fields) if b"state" in fields else None
 
@@ -592,10 +667,11 @@ def _entries(entries: list[Any]) -> list[tuple[int, bytes]]:
 
 
 def _counts(queue: str, found: list[Any]) -> QueueCounts:
-    blocked, delayed, due, waiting, running, done, dead, cancelled, paused, first, first_due = found
+    blocked, delayed, due, waiting, running, done, dead, cancelled, paused, first, first_due, staged = found
     moments = [int(float(pair[1])) * 1000 for pair in (first, first_due) if pair]
     return QueueCounts(
         queue=queue,
+        staged=staged,
         blocked=blocked,
         scheduled=delayed - due,
         ready=waiting + due,

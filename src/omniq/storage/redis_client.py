@@ -8,12 +8,13 @@ flushed or failed over), the script itself. It never sends a call twice: once it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.resources
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -28,8 +29,10 @@ from redis.crc import key_slot
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
+    RedisClusterException,
     RedisError,
     ResponseError,
 )
@@ -39,15 +42,25 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from omniq.errors import ConfigError, OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
+from omniq.storage.redis_nodes import AsyncNodes, Nodes
 from omniq.storage.redis_wire import Command
 from omniq.storage.url import mask
 
 CONNECT_S = 5.0
 ANSWER_S = 15.0
+AHEAD = 4  # calls that are sent before the answer to the first of them is read
 
 _ALWAYS = ("lanes", "reserve", "runs")
-_ON_DEMAND = {"operations": ("ending", "operations"), "upkeep": ("upkeep",), "restore": ("restore",), "fan_in": ("fan_in",)}
+_ON_DEMAND = {
+    "operations": ("ending", "operations"),
+    "upkeep": ("upkeep",),
+    "restore": ("restore",),
+    "fan_in": ("fan_in",),
+    "staging": ("staging",),
+}
 _LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.TimeoutError)
+_FAILED = (RedisError, RedisClusterException)
+_RESENDS = 0  # the library's own would send a call twice; what a cluster's node redirects was not carried out and goes on
 _NOT_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "BUSY", "NOAUTH", "NOPERM")
 
 
@@ -63,7 +76,7 @@ def load_script() -> str:
         return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in parts)
 
     wrapped = [f"LOAD.{name} = function()\n{read(*parts)}\nend" for name, parts in _ON_DEMAND.items()]
-    parts = [read("keys"), read("tasks"), "\n".join([read(*_ALWAYS), "local LOAD = {}", *wrapped, read("main")])]
+    parts = [read("publish", "keys"), read("tasks"), "\n".join([read(*_ALWAYS), "local LOAD = {}", *wrapped, read("main")])]
     return "\nreturn (function()\n".join(parts) + "\nend)()" * (len(parts) - 1)
 
 
@@ -103,12 +116,16 @@ class Target:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every connection gets. Retries are ours: the library's own would send a call twice."""
+        """What every connection gets.
+
+        No timeout for asyncio's: `Client` has its own around each call. That of the library starts a task for every call,
+        and before Python 3.12 it swallows a cancellation that comes just when the call was sent.
+        """
         options: dict[str, Any] = {
             "username": self.username,
             "password": self.password,
             "socket_connect_timeout": CONNECT_S,
-            "socket_timeout": ANSWER_S,
+            "socket_timeout": None,
             "socket_keepalive": True,
             "protocol": 2,
         }
@@ -144,14 +161,16 @@ class Client:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+        self._nodes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncNodes] = weakref.WeakKeyDictionary()
         self._threads: Any = None
+        self._spare: dict[Any, list[Any]] = {}
 
     # -- clients -----------------------------------------------------------------------------------
 
     def _forked(self) -> None:
         if self._pid != os.getpid():  # a child must not share its parent's sockets
-            self._pid, self._threads, self._lock = os.getpid(), None, threading.Lock()
-            self._loops = weakref.WeakKeyDictionary()
+            self._pid, self._threads, self._lock, self._spare = os.getpid(), None, threading.Lock(), {}
+            self._loops, self._nodes = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
 
     def of_loop(self) -> Any:
         """The asyncio client of the running loop."""
@@ -162,46 +181,63 @@ class Client:
             client = self._loops[loop] = self._make_async()
         return client
 
-    def of_threads(self) -> Any:
-        """The blocking client."""
+    def nodes_of_loop(self) -> AsyncNodes:
+        """The nodes of the cluster, for the running loop."""
+        client, loop = self.of_loop(), asyncio.get_running_loop()
+        nodes = self._nodes.get(loop)
+        if nodes is None:
+            nodes = self._nodes[loop] = AsyncNodes(client, lambda host, port: self._async_server(host, port).connection_pool)
+        return nodes
+
+    def of_threads(self) -> redis.Redis | Nodes:
+        """The blocking client, or the nodes of the cluster."""
         self._forked()
         with self._lock:
             if self._threads is None:
-                self._threads = self.make_blocking()
+                made = self.make_blocking()
+                cluster = self.target.cluster
+                self._threads = Nodes(made, lambda host, port: self._server(host, port).connection_pool) if cluster else made
             return self._threads
 
+    def _async_server(self, host: str, port: int) -> Any:
+        return redis.asyncio.Redis(host=host, port=port, retry=AsyncRetry(NoBackoff(), _RESENDS), **self.target.options)
+
+    def _server(self, host: str, port: int, **more: Any) -> Any:
+        options: dict[str, Any] = {**self.target.options, "socket_timeout": ANSWER_S, **more}
+        return redis.Redis(host=host, port=port, retry=Retry(NoBackoff(), _RESENDS), **options)
+
     def _make_async(self) -> Any:
-        target, retry = self.target, AsyncRetry(NoBackoff(), 0)
+        target, retry = self.target, AsyncRetry(NoBackoff(), _RESENDS)
         if target.cluster:
             nodes = [AsyncClusterNode(host, port) for host, port in target.hosts]
-            return redis.asyncio.RedisCluster(startup_nodes=nodes, retry=AsyncRetry(NoBackoff(), 1), **target.options)
+            return redis.asyncio.RedisCluster(startup_nodes=nodes, retry=retry, **target.options)
         if target.sentinel:
             sentinel: Any = AsyncSentinel(target.hosts, sentinel_kwargs={"socket_timeout": CONNECT_S})
             return sentinel.master_for(target.sentinel, retry=retry, **target.options)
-        ((host, port),) = target.hosts
-        return redis.asyncio.Redis(host=host, port=port, retry=retry, **target.options)
+        return self._async_server(*target.hosts[0])
 
     def make_blocking(self, **more: Any) -> Any:
         """A blocking client of its own."""
-        target, retry = self.target, Retry(NoBackoff(), 0)
-        options = {**target.options, **more}
+        target, retry = self.target, Retry(NoBackoff(), _RESENDS)
+        options: dict[str, Any] = {**target.options, "socket_timeout": ANSWER_S, **more}
         if target.cluster:
             nodes = [ClusterNode(host, port) for host, port in target.hosts]
-            return redis.RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), 1), **options)
+            return redis.RedisCluster(startup_nodes=nodes, retry=retry, **options)
         if target.sentinel:
             sentinel: Any = Sentinel(target.hosts, sentinel_kwargs={"socket_timeout": CONNECT_S})
             return sentinel.master_for(target.sentinel, retry=retry, **options)
-        ((host, port),) = target.hosts
-        return redis.Redis(host=host, port=port, retry=retry, **options)
+        return self._server(*target.hosts[0], **more)
 
     async def close(self) -> None:
         self._forked()
         current = asyncio.get_running_loop()
-        for loop, client in list(self._loops.items()):
-            if loop is current:
-                await client.aclose()
-        self._loops = weakref.WeakKeyDictionary()
+        if current in self._nodes:
+            await self._nodes[current].close()
+        if current in self._loops:
+            await self._loops[current].aclose()
+        self._loops, self._nodes = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
         if self._threads is not None:
+            self._spare = {}  # the pool closes also what it has lent
             await asyncio.to_thread(self._threads.close)
             self._threads = None
 
@@ -209,39 +245,30 @@ class Client:
 
     async def script(self, key: str, call: bytes) -> Any:
         """Run the script on the node of `key`."""
-        client = self.of_loop()
         try:
-            if self.target.cluster:
-                return await self._on_cluster(client, key, call)
-            return await self._on_connection(client.connection_pool, key, call)
-        except RedisError as exc:
+            if not self.target.cluster:
+                return await self._on_connection(self.of_loop().connection_pool, key, call)
+            return await self.nodes_of_loop().call(key, lambda pool: self._on_connection(pool, key, call))
+        except _FAILED as exc:
             raise self.translate(exc) from exc
-
-    async def _on_cluster(self, client: Any, key: str, call: bytes) -> Any:
-        try:
-            await client.initialize()
-        except _LOST as exc:
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
-        try:
-            try:
-                return await client.execute_command("EVALSHA", SHA, 1, key, call)
-            except NoScriptError:
-                return await client.execute_command("EVAL", SCRIPT, 1, key, call)
-        except _LOST as exc:
-            raise self._unanswered(exc) from exc
 
     async def _on_connection(self, pool: Any, key: str, call: bytes) -> Any:
         try:
-            connection = await pool.get_connection()
+            async with asyncio.timeout(ANSWER_S):
+                connection = await pool.get_connection()
         except _LOST as exc:
             raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+
+        async def ask(*command: Any) -> Any:
+            await connection.send_command(*command)
+            return await connection.read_response()
+
         try:
-            try:
-                await connection.send_command("EVALSHA", SHA, 1, key, call)
-                return await connection.read_response()
-            except NoScriptError:
-                await connection.send_command("EVAL", SCRIPT, 1, key, call)
-                return await connection.read_response()
+            async with asyncio.timeout(ANSWER_S):
+                try:
+                    return await ask("EVALSHA", SHA, 1, key, call)
+                except NoScriptError:
+                    return await ask("EVAL", SCRIPT, 1, key, call)
         except _LOST as exc:
             await connection.disconnect(nowait=True)
             raise self._unanswered(exc) from exc
@@ -252,38 +279,112 @@ class Client:
         finally:
             await pool.release(connection)
 
-    def script_blocking(self, key: str, call: bytes) -> Any:
-        client = self.of_threads()
+    def script_blocking(self, key: str, *call: Any) -> Any:
+        """`script` from any thread."""
         try:
-            if self.target.cluster:
-                try:
-                    return client.execute_command("EVALSHA", SHA, 1, key, call)
-                except NoScriptError:
-                    return client.execute_command("EVAL", SCRIPT, 1, key, call)
-            return self._on_blocking_connection(client.connection_pool, key, call)
-        except _LOST as exc:
-            raise self._unanswered(exc) from exc
-        except RedisError as exc:
+            client = self.of_threads()
+            if not isinstance(client, Nodes):
+                return self._on_blocking_connection(client.connection_pool, key, call)
+            return client.call(key, lambda pool: self._on_blocking_connection(pool, key, call))
+        except _FAILED as exc:
             raise self.translate(exc) from exc
 
-    def _on_blocking_connection(self, pool: Any, key: str, call: bytes) -> Any:
+    def scripts_blocking(self, key: str, calls: Iterable[bytes]) -> Iterator[Any]:
+        """Several calls on a single node, in order; the next one is made while the server works on those before it."""
         try:
-            connection = pool.get_connection()
+            client: Any = self.of_threads()
+            yield from self._several(client.connection_pool, key, calls)
+        except _FAILED as exc:
+            raise self.translate(exc) from exc
+
+    def _several(self, pool: Any, key: str, calls: Iterable[bytes]) -> Iterator[Any]:
+        try:
+            connection = self._take(pool)
         except _LOST as exc:
             raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+        flying = 0
+        try:
+            for n, call in enumerate(calls):
+                connection.send_command("EVALSHA", SHA, 1, key, call)
+                flying += 1
+                if n == 0:  # from here on the server knows the script
+                    try:
+                        reply = connection.read_response()
+                    except NoScriptError:
+                        connection.send_command("EVAL", SCRIPT, 1, key, call)
+                        reply = connection.read_response()
+                    flying -= 1
+                    yield reply
+                elif flying == AHEAD:
+                    flying -= 1
+                    yield connection.read_response()
+            while flying:
+                flying -= 1
+                yield connection.read_response()
+        except (*_LOST, NoScriptError) as exc:  # it may have forgotten the script meanwhile; the order is gone with it
+            connection.disconnect()
+            raise self._unanswered(exc) from exc
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self._give_back(pool, connection)
+
+    def _on_blocking_connection(self, pool: Any, key: str, call: Sequence[Any]) -> Any:
+        try:
+            connection = self._take(pool)
+        except _LOST as exc:
+            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+
+        def ask(*command: Any) -> Any:
+            connection.send_command(*command)
+            return connection.read_response()
+
         try:
             try:
-                connection.send_command("EVALSHA", SHA, 1, key, call)
-                return connection.read_response()
+                return ask("EVALSHA", SHA, 1, key, *call)
             except NoScriptError:
-                connection.send_command("EVAL", SCRIPT, 1, key, call)
-                return connection.read_response()
+                return ask("EVAL", SCRIPT, 1, key, *call)
+        except _LOST as exc:
+            connection.disconnect()
+            raise self._unanswered(exc) from exc
         except BaseException as exc:
             if not isinstance(exc, ResponseError):
                 connection.disconnect()
             raise
         finally:
+            self._give_back(pool, connection)
+
+    def _take(self, pool: Any) -> Any:
+        """A connection that threads used before. The pool's own bookkeeping costs as much as sending a call."""
+        spare = self._spare.get(pool)
+        while spare:
+            try:
+                connection = spare.pop()
+            except IndexError:  # another thread was faster
+                break
+            with contextlib.suppress(*_LOST):
+                if not connection.can_read():
+                    return connection
+            connection.disconnect()
             pool.release(connection)
+        return pool.get_connection()
+
+    def _give_back(self, pool: Any, connection: Any) -> None:
+        if self.target.sentinel:  # its pool has to hear of another master
+            pool.release(connection)
+        else:
+            self._spare.setdefault(pool, []).append(connection)
+
+    def command_blocking(self, *command: Any) -> Any:
+        """From a thread. Like `command`, for what may be done twice."""
+        try:
+            client: Any = self.of_threads()
+            return client.execute_command(*command)
+        except (*_LOST, RedisClusterException) as exc:
+            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+        except RedisError as exc:
+            raise self.translate(exc) from exc
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -291,20 +392,49 @@ class Client:
         """Several commands in one round trip (one per node on a cluster). Nothing here may change what must change once."""
         if not commands:
             return []
-        try:
-            pipe = self.of_loop().pipeline(transaction=False)
+        async with self._looking() as client:
+            pipe = client.pipeline(transaction=False)
             for command in commands:
                 pipe.execute_command(*command)
             return await pipe.execute()
-        except _LOST as exc:
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
-        except RedisError as exc:
-            raise self.translate(exc) from exc
 
     async def command(self, *command: Any) -> Any:
+        async with self._looking() as client:
+            return await client.execute_command(*command)
+
+    async def configuration(self, names: str) -> dict[Any, Any]:
+        """What the server tells of its settings, or one of the nodes of a cluster."""
+        async with self._looking() as client:
+            return await client.config_get(names)
+
+    async def keys(self, pattern: str) -> list[str]:
+        """The keys of the whole store that look like this; none if we may not look."""
+        target = {"target_nodes": redis.RedisCluster.PRIMARIES} if self.target.cluster else {}
         try:
-            return await self.of_loop().execute_command(*command)
-        except _LOST as exc:
+            async with self._looking() as client:
+                return [key.decode("utf-8", "replace") async for key in client.scan_iter(pattern, count=1000, **target)]
+        except StoreUnavailable as exc:
+            if not isinstance(exc.__cause__, NoPermissionError):
+                raise
+            return []
+
+    async def time_ms(self) -> int:
+        """The clock of the server; of a cluster, that of one of its nodes."""
+        async with self._looking() as client:
+            target = {"target_nodes": client.get_default_node()} if self.target.cluster else {}
+            seconds, micros = await client.time(**target)
+            return int(seconds) * 1000 + int(micros) // 1000
+
+    @contextlib.asynccontextmanager
+    async def _looking(self) -> AsyncGenerator[Any]:
+        """The client of the loop; its failures in our words."""
+        nodes = self.nodes_of_loop() if self.target.cluster else None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                yield await nodes.ready() if nodes is not None else self.of_loop()
+        except (*_LOST, RedisClusterException) as exc:
+            if nodes is not None:
+                nodes.stale = True
             raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
         except RedisError as exc:
             raise self.translate(exc) from exc
@@ -320,11 +450,15 @@ class Client:
             return StoreUnavailable(f"{self.name} does not serve: {exc}")
         return OutcomeUnknown(f"{self.name} was asked and did not answer ({exc}); send the same call with repeat=True")
 
-    def translate(self, exc: RedisError) -> StoreError:
+    def translate(self, exc: Exception) -> StoreError:
         """An error of the server, which refused the whole call: nothing happened."""
         text = str(exc)
         if isinstance(exc, OutOfMemoryError) or text.startswith("OOM") or "OOM command not allowed" in text:
             return StoreFull(f"{self.name} is out of memory: raise maxmemory, and keep maxmemory-policy noeviction")
-        if isinstance(exc, _LOST) or text.startswith(_NOT_NOW) or any(f"-{word}" in text for word in _NOT_NOW):
+        if (
+            isinstance(exc, (*_LOST, RedisClusterException))
+            or text.startswith(_NOT_NOW)
+            or any(f"-{word}" in text for word in _NOT_NOW)
+        ):
             return StoreUnavailable(f"{self.name} does not serve now: {text}")
         return StoreError(f"{self.name} failed: {text}")

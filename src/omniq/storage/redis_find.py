@@ -119,15 +119,23 @@ class _Sorted:
         return taken
 
 
+def _how_many(queue: str, state: State) -> Command:
+    return ("HLEN", f"{{{queue}}}:o:staged") if state is State.STAGED else ("ZCARD", f"{{{queue}}}:{_SETS[state]}")
+
+
+def _who(queue: str, state: State) -> Command:
+    return ("HKEYS", f"{{{queue}}}:o:staged") if state is State.STAGED else ("ZRANGE", f"{{{queue}}}:{_SETS[state]}", 0, -1)
+
+
 async def _by_state(
     client: Client, queues: Sequence[str], states: Sequence[State], after: Place | None, newest_first: bool
 ) -> _Sorted | None:
     """The tasks in some states from the sets that hold exactly those; None if they are too many for that."""
-    keys = [(queue, f"{{{queue}}}:{_SETS[state]}") for queue in queues for state in states if state in _SETS]
-    if sum(await client.pipeline([("ZCARD", key) for _, key in keys])) > SMALL:
+    places_of = [(queue, state) for queue in queues for state in states]
+    if sum(await client.pipeline([_how_many(*place) for place in places_of])) > SMALL:
         return None
-    members = await client.pipeline([("ZRANGE", key, 0, -1) for _, key in keys])
-    named = [(queue, ids) for (queue, _), ids in zip(keys, members, strict=True) if ids]
+    members = await client.pipeline([_who(*place) for place in places_of])
+    named = [(queue, ids) for (queue, _), ids in zip(places_of, members, strict=True) if ids]
     scores = await client.pipeline([("ZMSCORE", f"{{{queue}}}:o:tasks", *ids) for queue, ids in named])
     places = [
         ((int(float(seq)), queue), id.decode("utf-8", "replace"))

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from omniq.errors import CrossQueue
-from omniq.operations import Beat, CountFanIn, Enqueue, OnTask, OpenFanIn, Operation, Reserve, Reserved
+from omniq.errors import CrossQueue, OutcomeUnknown, StoreUnavailable
+from omniq.operations import Beat, CountFanIn, Enqueue, OnRun, OnTask, OpenFanIn, Operation, Reserve, Reserved, Stage
 from omniq.storage import redis_wire as wire
 from omniq.storage.checks import Transaction
 
@@ -18,20 +18,43 @@ STORE = "omniq.store"  # the name, refused to queues, of what belongs to no queu
 class Part:
     """What one call of the script carries: transactions of one slot, and where their answers go."""
 
-    def __init__(self, transactions: Sequence[Transaction], take: Callable[[list[Any]], None]) -> None:
-        self._packed, self._take = wire.Packed(transactions), take
+    def __init__(self, plan: Plan, transactions: Sequence[Transaction], take: Callable[[list[Any]], None]) -> None:
+        self._plan, self._packed, self._take = plan, wire.Packed(transactions), take
         self.entries = self._packed.entries
 
     def take(self, answers: list[Any]) -> None:
+        self._plan.carried_out = True
         self._take(self._packed.read(answers))
+
+    def miss(self, exc: StoreUnavailable) -> None:
+        """The node of this slot is away."""
+        self._plan.fail(exc)
+
+
+class Share(Part):
+    """A queue's share of a `Reserve`: while its node is away, the other queues have their turn."""
+
+    away: StoreUnavailable | None = None
+
+    def miss(self, exc: StoreUnavailable) -> None:
+        self.away = exc
 
 
 class Plan:
     """A call on a cluster: transactions by slot, in order within each. A `Reserve` over several slots asks them in turn."""
 
-    def __init__(self, transactions: Sequence[Transaction], slot_of: Callable[[str], int]) -> None:
-        self._transactions, self._slot_of = transactions, slot_of
+    def __init__(self, transactions: Sequence[Transaction], slot_of: Callable[[str], int], repeat: bool = False) -> None:
+        self._transactions, self._slot_of, self._repeat = transactions, slot_of, repeat
         self.answers: list[Any] = [None] * len(transactions)
+        self.carried_out = False
+
+    def fail(self, exc: StoreUnavailable) -> None:
+        """That nothing happened is true only as long as no other slot has done its part."""
+        if not self.carried_out:
+            raise exc
+        raise OutcomeUnknown(
+            f"a part of this call was carried out, and then {exc}; send the same call with repeat=True"
+        ) from exc
 
     def steps(self) -> Iterable[tuple[str, Part]]:
         open_parts: dict[int, tuple[str, list[int]]] = {}
@@ -59,27 +82,32 @@ class Plan:
                 for n, answer in zip(numbers, answers, strict=True):
                     self.answers[n] = answer
 
-            yield key, Part(transactions, take)
+            yield key, Part(self, transactions, take)
         parts.clear()
 
     def _reserve(self, n: int, op: Reserve) -> Iterable[tuple[str, Part]]:
-        whole = Reserved(tasks=[])
+        whole, away = Reserved(tasks=[]), list[StoreUnavailable]()
+        kind = Part if self._repeat else Share  # a repeat has to find what the first call may have leased
         for queue in op.queues:
-            left = op.limit - len(whole.tasks)
-            part = msgspec.structs.replace(op, queues=(queue,), limit=max(left, 1))
+            left = op.limit - len(whole.tasks)  # with nothing left a queue still tells of its pause and its next moment
             got: list[Reserved] = []
 
             def take(answers: list[Any], got: list[Reserved] = got) -> None:
                 got += answers[0]
 
-            if left > 0:
-                yield f"{{{queue}}}:meta", Part([(part,)], take)
-                moments = [m for m in (whole.next_at_us, got[0].next_at_us) if m is not None]
-                whole = Reserved(
-                    tasks=whole.tasks + got[0].tasks,
-                    paused=whole.paused + got[0].paused,
-                    next_at_us=min(moments, default=None),
-                )
+            part = kind(self, [(msgspec.structs.replace(op, queues=(queue,), limit=left),)], take)
+            yield f"{{{queue}}}:meta", part
+            if isinstance(part, Share) and part.away is not None:
+                away.append(part.away)
+                continue
+            moments = [m for m in (whole.next_at_us, got[0].next_at_us) if m is not None]
+            whole = Reserved(
+                tasks=whole.tasks + got[0].tasks,
+                paused=whole.paused + got[0].paused,
+                next_at_us=min(moments, default=None),
+            )
+        if len(away) == len(op.queues):
+            self.fail(away[0])
         self.answers[n] = [whole]
 
 
@@ -91,8 +119,10 @@ def _queues_of(transaction: Sequence[Operation]) -> Iterable[str]:
                 yield op.dead_queue
             for blocker in op.blocked_by:
                 yield blocker.queue or op.queue
-        elif isinstance(op, OnTask):
+        elif isinstance(op, OnTask | OnRun):
             yield op.queue
+            if isinstance(op, Stage):
+                yield from (task.dead_queue for task in op.tasks if task.dead_queue is not None)
         elif isinstance(op, Reserve):
             yield from op.queues
         elif isinstance(op, Beat):

@@ -27,6 +27,7 @@ _WORDS = {
     b"failed": State.DEAD,
     b"blocked": State.BLOCKED,
     b"cancelled": State.CANCELLED,
+    b"staged": State.STAGED,
 }
 
 WORD_OF = {state: word.decode() for word, state in _WORDS.items()}
@@ -51,7 +52,7 @@ def state_of(code: Any) -> State:
 
 
 class Options(msgspec.Struct, omit_defaults=True):
-    """What the contract has no field for and the script never looks at; the last three: it was not given."""
+    """What the contract has no field for and the script never looks at; `no_...`: it was not given."""
 
     encoding: str = "json"
     origin: str = ""
@@ -61,6 +62,7 @@ class Options(msgspec.Struct, omit_defaults=True):
     no_max: bool = False
     no_lease: bool = False
     no_payload: bool = False
+    run: str | None = None
 
 
 _decode_options = functools.lru_cache(maxsize=1024)(msgspec.json.Decoder(Options).decode)
@@ -156,6 +158,7 @@ def record_of(queue: str, fields: Hash) -> Record:
         cancel_requested=fields.get(b"cancel") == b"1",
         dead_queue=_text(fields, b"dead_queue"),
         blocked_by=_decode_blockers(blockers) if blockers else (),
+        run_id=options.run,
         idempotency_key=_text(fields, b"idempotency_key"),
         fingerprint=origin.fingerprint,
         finished_at_us=_finished_us(fields, state),

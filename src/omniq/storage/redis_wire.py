@@ -16,12 +16,14 @@ from omniq import errors
 from omniq.errors import IdempotencyConflict, Refused
 from omniq.models import Record, State
 from omniq.operations import (
+    AbortRun,
     Ack,
     Acked,
     Beat,
     Beaten,
     Cancel,
     Cancelled,
+    CommitRun,
     CountFanIn,
     Enqueue,
     Enqueued,
@@ -31,8 +33,10 @@ from omniq.operations import (
     Failed,
     FannedIn,
     Held,
+    OnRun,
     OnTask,
     OpenFanIn,
+    OpenRun,
     Operation,
     Outcome,
     Progress,
@@ -48,8 +52,12 @@ from omniq.operations import (
     Reserved,
     Retried,
     Retry,
+    Stage,
+    Staged,
 )
 from omniq.storage.redis_records import FIELDS, Options, origin_of, record_of, state_of, words_of
+from omniq.storage.redis_staging import as_text, encode_open, encode_stage, run_of
+from omniq.storage.runs import another_body, run_closed, staged_elsewhere
 
 Command = tuple[Any, ...]
 Entry = list[dict[str, Any]]  # a transaction, or a run of them, as the script reads it
@@ -133,18 +141,37 @@ def _shape(transaction: Sequence[Operation]) -> tuple[Any, ...] | None:
         return (False, Ack, first.queue, first.late, first.encoding)
     if not isinstance(first, Enqueue):
         return None
-    shape = _enqueue_shape(first)
-    if shape is None or any(not isinstance(op, Enqueue) or _enqueue_shape(op) != shape for op in transaction[1:]):
+    shape = enqueue_shape(first)
+    if shape is None or any(not isinstance(op, Enqueue) or enqueue_shape(op) != shape for op in transaction[1:]):
         return None
     return (len(transaction) > 1, *shape)
 
 
-def _enqueue_shape(op: Enqueue) -> tuple[Any, ...] | None:
+def enqueue_shape(op: Enqueue) -> tuple[Any, ...] | None:
     special = (op.group, op.eta_us, op.delay_us, op.interval_us, op.dead_queue, op.idempotency_key, op.headers)
     if special != _NOT_SPECIAL or op.blocked_by:
         return None
     options = (op.name, op.max_attempts, op.lease_us, op.backoff, op.origin, op.encoding, op.timeout_us, op.result_ttl_us)
     return (Enqueue, op.queue, op.payload is None, op.on_conflict, *options)
+
+
+def of_shape(shape: tuple[Any, ...]) -> Enqueue:
+    """An operation of this shape, without an id of its own."""
+    _, queue, empty, on_conflict, name, max_attempts, lease_us, backoff, origin, encoding, timeout_us, result_ttl_us = shape
+    return Enqueue(
+        id="",
+        queue=queue,
+        payload=None if empty else b"",
+        on_conflict=on_conflict,
+        name=name,
+        max_attempts=max_attempts,
+        lease_us=lease_us,
+        backoff=backoff,
+        origin=origin,
+        encoding=encoding,
+        timeout_us=timeout_us,
+        result_ttl_us=result_ttl_us,
+    )
 
 
 _NOT_SPECIAL = (None,) * 7
@@ -166,7 +193,7 @@ def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
         "name": first.name,
         "fields": common_fields(first),
         "options": blob(options_of(first)),
-        "lease": _lease_ms(first),
+        "lease": lease_ms(first),
         "on_conflict": first.on_conflict,
         "empty": first.payload is None,
         "together": together,
@@ -190,20 +217,10 @@ _DONE = Acked(state=State.DONE)
 
 
 def blob(data: bytes) -> msgspec.Raw:
-    """Bytes as a msgpack string: the server's Lua knows no binary type, and its strings are bytes."""
-    size = len(data)
-    if size < 32:
-        head = bytes((0xA0 | size,))
-    elif size < 1 << 8:
-        head = b"\xd9" + size.to_bytes(1, "big")
-    elif size < 1 << 16:
-        head = b"\xda" + size.to_bytes(2, "big")
-    else:
-        head = b"\xdb" + size.to_bytes(4, "big")
-    return msgspec.Raw(head + data)
+    return msgspec.Raw(as_text(data))
 
 
-def _lease_ms(op: Enqueue | Record) -> int:
+def lease_ms(op: Enqueue | Record) -> int:
     return DEFAULT_LEASE_MS if op.lease_us is None else ms_up(op.lease_us)
 
 
@@ -214,7 +231,7 @@ def common_fields(op: Enqueue | Record) -> list[str]:
         "max_attempts",
         str(op.max_attempts or DEFAULT_ATTEMPTS),
         "timeout_ms",
-        str(_lease_ms(op)),
+        str(lease_ms(op)),
         "backoff_ms",
         base[1] if base else str(DEFAULT_BACKOFF_MS),
     ]
@@ -239,7 +256,7 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
     for name, number in (("interval_us", op.interval_us), ("eta_us", op.eta_us)):
         if number is not None:
             fields += (name, str(number))
-    if _enqueue_shape(op) is None:
+    if enqueue_shape(op) is None:
         fields += ("more", "1")
     if op.headers is not None:
         fields += ("headers", blob(encode_json(op.headers)))
@@ -250,7 +267,7 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
         "id": op.id,
         "name": op.name,
         "fields": fields,
-        "lease": _lease_ms(op),
+        "lease": lease_ms(op),
         "fingerprint": op.fingerprint,
         "data": b'{"payload_bytes":%d}' % (0 if op.payload is None else len(op.payload)),
         "group": op.group,
@@ -365,6 +382,19 @@ def _count_fan_in(op: CountFanIn) -> dict[str, Any]:
     return {"key": op.key, "member": op.member}
 
 
+def _on_run(op: OnRun) -> dict[str, Any]:
+    return {"queue": op.queue, "run": op.run_id}
+
+
+def _stage(op: Stage) -> dict[str, Any]:
+    return encode_stage(op, _staged_shape, encode_operation)
+
+
+def _staged_shape(op: Enqueue) -> list[Any]:
+    ttl = False if op.result_ttl_us is None else ms_up(op.result_ttl_us)
+    return [op.name, common_fields(op), blob(options_of(op)), ttl, op.payload is None]
+
+
 _ENCODERS: dict[type[Operation], Callable[[Any], dict[str, Any]]] = {
     Enqueue: _enqueue,
     Reserve: _reserve,
@@ -381,6 +411,10 @@ _ENCODERS: dict[type[Operation], Callable[[Any], dict[str, Any]]] = {
     Beat: _beat,
     OpenFanIn: _open_fan_in,
     CountFanIn: _count_fan_in,
+    OpenRun: encode_open,
+    Stage: _stage,
+    CommitRun: _on_run,
+    AbortRun: _on_run,
 }
 
 
@@ -418,8 +452,19 @@ def refusal(kind: str, op: Operation) -> Refused:
     """The error that the script names, about this operation."""
     if isinstance(op, OpenFanIn):
         return IdempotencyConflict(f"fan-in {op.key!r} is open with another number than {op.expected}")
+    if isinstance(op, OnRun):
+        return _run_refusal(kind, op)
     words = {"id": getattr(op, "id", ""), "queue": getattr(op, "queue", ""), "key": getattr(op, "idempotency_key", "")}
     return cast(Refused, getattr(errors, kind)(_TEXTS[kind].format(**words)))
+
+
+def _run_refusal(kind: str, op: OnRun) -> Refused:
+    """`RunClosed` and why; of a `Stage` also another error and the number of the task that it is about."""
+    name, _, rest = kind.partition(" ")
+    if name == "RunClosed":
+        return run_closed(rest, op.queue, op.run_id)
+    told = another_body if name == "IdempotencyConflict" else staged_elsewhere
+    return told(cast(Stage, op).tasks[int(rest) - 1].id, op.run_id)
 
 
 def _reserved(op: Reserve, reply: list[Any]) -> Reserved:
@@ -455,6 +500,7 @@ def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
         token=op.token,
         lease_until_us=int(until) * 1000,
         worker=op.worker or None,
+        run_id=options.run,
         fingerprint=origin.fingerprint,
         created_at_us=int(created) * 1000,
         updated_at_us=now * 1000,
@@ -480,6 +526,10 @@ _DECODERS: dict[type[Operation], Callable[[Any, list[Any]], Outcome]] = {
     Beat: lambda _, r: Beaten(),
     OpenFanIn: lambda _, r: FannedIn(left=r[0]),
     CountFanIn: lambda _, r: FannedIn(left=r[0]),
+    OpenRun: lambda op, r: run_of(op.queue, op.run_id, r),
+    Stage: lambda _, r: Staged(new=r[0], there=r[1]),
+    CommitRun: lambda op, r: run_of(op.queue, op.run_id, r),
+    AbortRun: lambda op, r: run_of(op.queue, op.run_id, r),
 }
 
 # What a repeated operation answers when the first one was carried out and its answer got lost.

@@ -47,15 +47,17 @@ class Refusals:
         self.ledger = ledger
 
     def enqueue(self, op: Enqueue, now_us: int) -> Record | Outcome | Refused | None:
+        staged: Record | None = None
         if op.idempotency_key is not None:
             first = self.known_key(op, now_us)
-            if first is not None:
+            if first is not None and not isinstance(first, Record):
                 return first
+            staged = first  # of a run that is not committed and may never be: whoever enqueues now is not kept waiting
         there = self.ledger.load(op.id)
         if there is None or there.state is State.STAGED:
-            return there
+            return staged or there
         if op.on_conflict == "replace_finished":
-            return None if there.state.final else Enqueued(id=op.id, existed=True, state=there.state)
+            return staged if there.state.final else Enqueued(id=op.id, existed=True, state=there.state)
         if op.on_conflict == "return" or there.fingerprint == op.fingerprint:
             return Enqueued(id=op.id, existed=True, state=there.state)
         return DuplicateId(f"task {op.id!r} is already there with another body; leave the id out or use another")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omniq.errors import IdempotencyConflict, Refused, RunClosed
+from omniq.errors import DuplicateId, IdempotencyConflict, Refused, RunClosed
 from omniq.models import Record, State
 from omniq.operations import KEY_TTL_US, AbortRun, CommitRun, Enqueue, OnRun, OpenRun, RunInfo, RunState, Stage, Staged
 from omniq.storage.ledger import Key, Ledger, Run
@@ -33,12 +33,29 @@ def closed(run: Run | None, now_us: int, op: OnRun | None = None) -> RunClosed |
     """Why nothing more can be staged."""
     if run is None:
         assert op is not None
-        return RunClosed(f"no run {op.run_id!r} in queue {op.queue!r}; open it first")
+        return run_closed("unknown", op.queue, op.run_id)
     if run.state is not RunState.OPEN:
-        return RunClosed(f"run {run.run_id!r} of queue {run.queue!r} is {run.state}; begin another with an id of its own")
-    if run.expires_us <= now_us:
-        return RunClosed(f"the time of run {run.run_id!r} is over; begin another, with a longer ttl")
-    return None
+        return run_closed(run.state, run.queue, run.run_id)
+    return run_closed("late", run.queue, run.run_id) if run.expires_us <= now_us else None
+
+
+def run_closed(reason: str, queue: str, run_id: str) -> RunClosed:
+    """`reason`: unknown, late, there (what an abort comes too late for), or the state that the run is in."""
+    named = f"run {run_id!r} of queue {queue!r}"
+    texts = {
+        "unknown": f"there is no {named}; open it first",
+        "late": f"the time of {named} is over; begin another, with a longer ttl",
+        "there": f"{named} is COMMITTED; its tasks are there",
+    }
+    return RunClosed(texts.get(reason) or f"{named} is {reason}; begin another with an id of its own")
+
+
+def another_body(task_id: str, run_id: str) -> IdempotencyConflict:
+    return IdempotencyConflict(f"task {task_id!r} of run {run_id!r} is there with another body; `strict=False` passes it over")
+
+
+def staged_elsewhere(task_id: str, run_id: str) -> DuplicateId:
+    return DuplicateId(f"task {task_id!r} of run {run_id!r} is staged for another queue; ids are unique in a store")
 
 
 def stage(machine: Machine, op: Stage, now_us: int) -> Staged | Refused:
@@ -48,19 +65,24 @@ def stage(machine: Machine, op: Stage, now_us: int) -> Staged | Refused:
     if refusal is not None:
         return refusal
     assert run is not None
-    new = 0
-    for task in op.tasks:
-        there = _there(ledger, task, now_us) if op.strict else None
-        if there is not None and task.fingerprint != (there.fingerprint if isinstance(there, Record) else there):
-            return IdempotencyConflict(f"task {task.id!r} of run {op.run_id!r} is already there with another body")
-    for task in op.tasks:
-        there = _there(ledger, task, now_us)
-        if there is None:
+    ledger.foresee(op.queue, op.tasks)
+    found = [_there(ledger, task, now_us) for task in op.tasks]
+    for task, there in zip(op.tasks, found, strict=True):
+        if isinstance(there, Record) and there.queue != op.queue:
+            return staged_elsewhere(task.id, op.run_id)
+        if op.strict and there is not None and task.fingerprint != (there if isinstance(there, str) else there.fingerprint):
+            return another_body(task.id, op.run_id)
+    new, ids, keys = 0, set[str](), set[str]()
+    for task, there in zip(op.tasks, found, strict=True):
+        if isinstance(there, Record):
+            if there.run_id != run.run_id and run.run_id not in ledger.claims(there):
+                ledger.claim(there, run.run_id)
+                run.claimed += 1
+        elif there is None and task.id not in ids and (task.idempotency_key or "") not in keys:
             new += 1
+            ids.add(task.id)
+            keys.update(() if task.idempotency_key is None else (task.idempotency_key,))
             _insert(ledger, run, task, now_us)
-        elif isinstance(there, Record) and there.run_id != run.run_id and run.run_id not in ledger.claims(there):
-            ledger.claim(there, run.run_id)
-            run.claimed += 1
     run.new += new
     ledger.save_run(run)
     return Staged(new=new, there=len(op.tasks) - new)
@@ -136,9 +158,9 @@ def commit_run(machine: Machine, op: CommitRun, now_us: int) -> RunInfo | Refuse
 def abort_run(machine: Machine, op: AbortRun, now_us: int) -> RunInfo | Refused:
     run = machine.ledger.run(op.queue, op.run_id)
     if run is None:
-        return RunClosed(f"no run {op.run_id!r} in queue {op.queue!r}")
+        return run_closed("unknown", op.queue, op.run_id)
     if run.state is RunState.COMMITTED:
-        return RunClosed(f"run {run.run_id!r} is COMMITTED; its tasks are there")
+        return run_closed("there", op.queue, op.run_id)
     if run.state is RunState.OPEN:
         _end(machine.ledger, run, RunState.ABORTED, now_us)
     settle(machine, run, now_us, SETTLE_LIMIT)
@@ -153,7 +175,7 @@ def _end(ledger: Ledger, run: Run, state: RunState, now_us: int) -> None:
 def sweep_runs(machine: Machine, now_us: int, limit: int) -> int:
     """Go on with what runs left behind; how many tasks moved."""
     moved = 0
-    for run in machine.ledger.unsettled(now_us, limit):
+    for run in sorted(machine.ledger.unsettled(now_us, limit), key=lambda run: (run.opened_at_us, run.queue, run.run_id)):
         if run.state is RunState.OPEN:
             _end(machine.ledger, run, RunState.ABORTED, now_us)
         moved += settle(machine, run, now_us, max(limit - moved, 1))
@@ -172,7 +194,7 @@ def settle(machine: Machine, run: Run, now_us: int, limit: int) -> int:
         run.released += quick
         machine.ready_queues.add(run.queue)
     tasks = ledger.staged(run, limit - quick) if quick < limit else []
-    for task in tasks:
+    for task in sorted(tasks, key=lambda t: t.seq):
         if committed:
             machine.release_staged(task, run, now_us)
             run.released += 1

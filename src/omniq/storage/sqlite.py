@@ -8,62 +8,55 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import Callable, Sequence
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import aiosqlite
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreUnavailable
-from omniq.models import Record, State, StoredResult, check_queue, check_text, now_us
+from omniq.errors import ConfigError, DriverClosed, EventsLost, StoreUnavailable
+from omniq.models import Record, State, StoredResult, check_queue, now_us
 from omniq.operations import (
-    KEY_TTL_US,
-    Capabilities,
-    Enqueue,
     EventRow,
     Filter,
     GroupInfo,
     Lease,
-    OnTask,
     Page,
     QueueCounts,
     Retention,
     RunInfo,
-    Saved,
     Shard,
     StoreInfo,
     WorkerInfo,
 )
-from omniq.storage.base import BaseStorage, Result, Transaction
+from omniq.storage.copies import copy_database, write_whole
 from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
-from omniq.storage.filesystems import network_fs
-from omniq.storage.liveness import WorkerLocks
-from omniq.storage.restoring import restore_events, restore_tasks
+from omniq.storage.local import DUE_CAP, Durability, LocalStorage
+from omniq.storage.scanning import Range
 from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RUN, record_of, result_of_row, run_of
+from omniq.storage.sqlite_scan import SOURCES, scan
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
-from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, Work, translate
+from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, connect, translate
+from omniq.storage.tables import Columns, Condition
 from omniq.storage.url import local_options, sqlite_path, sqlite_url
 
-Durability = Literal["full", "process"]
 Row = tuple[Any, ...]
 
-_DUE_CAP = 10_000
 _RESULT_COLUMNS = "task_id, status, result, encoding, error, finished_at, attempts, last_attempt_at"
 _EVENT_COLUMNS = 'seq, ts, event, task_id, queue, name, "group", attempt, worker, enqueued_at, due, state, data'
 _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 
 
-class SQLiteStorage(BaseStorage):
+class SQLiteStorage(LocalStorage[Section]):
     """A queue in one SQLite file (`path`, `sqlite:` URL or `":memory:"`).
 
     `durability="full"` survives a power cut, `"process"` a kill -9. A network file system is refused, since its locks and
     memory maps cannot be trusted; `allow_network_fs=True` overrides that.
     """
-
-    capabilities = Capabilities(durability="power", push_wait=True, kernel_liveness=True, restores=True)
 
     def __init__(
         self,
@@ -74,33 +67,19 @@ class SQLiteStorage(BaseStorage):
         clock: Callable[[], int] = now_us,
         **options: Any,
     ) -> None:
-        super().__init__(clock=clock, **options)
         text = os.fspath(path)
-        self.path = text
         if text.startswith("sqlite:"):
-            self.path, asked = sqlite_path(text), local_options(text)
+            asked = local_options(text)
             durability = asked.get("durability", durability)
             allow_network_fs = asked.get("allow_network_fs", allow_network_fs)
-        if not self.path:
+            text = sqlite_path(text)
+        if not text:
             raise ConfigError('SQLiteStorage needs a path, a sqlite: URL or ":memory:"')
-        if durability not in ("full", "process"):
-            raise ConfigError(f"durability {durability!r}: use 'full' (survives a power cut) or 'process' (survives kill -9)")
-        self.in_memory = self.path == ":memory:"
-        if not self.in_memory:
-            self.path = os.path.abspath(self.path)  # a program that changes its folder keeps its database
-        self._durability: Durability = durability
-        self._allow_network_fs = allow_network_fs
-        self._opening = threading.Lock()
-        self._writer: SQLiteWriter | None = None
+        in_memory = text == ":memory:"
+        text = text if in_memory else os.path.abspath(text)  # a program that changes its folder keeps its database
+        locks = None if in_memory else Path(f"{text}-locks")
+        super().__init__(text, locks, durability, allow_network_fs, {"clock": clock, **options})
         self._reader: aiosqlite.Connection | None = None
-        self._pid = os.getpid()
-        self._closed = False
-        self.waiters.on_waiting = self._listen
-        self._locks = None if self.in_memory else WorkerLocks(Path(f"{self.path}-locks"))
-        if self.in_memory:
-            self.capabilities = Capabilities(durability="none", push_wait=True, restores=True)
-        elif durability == "process":
-            self.capabilities = msgspec.structs.replace(self.capabilities, durability="process")
 
     @property
     def url(self) -> str:
@@ -111,35 +90,16 @@ class SQLiteStorage(BaseStorage):
     async def exists(self) -> bool:
         if self.in_memory:
             return True
-        try:
-            return await asyncio.to_thread(lambda: os.stat(self.path).st_size > 0)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError as exc:
-            raise StoreUnavailable(f"{self.path}: {exc.strerror}") from exc
+        return await self._there(lambda: os.stat(self.path).st_size > 0)
 
-    async def open(self) -> None:
-        if self._writer is None or self._pid != os.getpid():
-            await asyncio.to_thread(self._writing)
-
-    def _writing(self) -> SQLiteWriter:
-        writer = self._writer
-        if writer is not None and self._pid == os.getpid() and not self._closed:
-            return writer
-        with self._opening:
-            if self._closed:
-                raise DriverClosed(f"the storage {self.path} was closed; make a new one")
-            if self._writer is None or self._pid != os.getpid():  # a forked child must not touch its parent's connection
-                if self._pid != os.getpid():
-                    self._reader = None
-                self._prepare_folder()
-                self._writer = SQLiteWriter(self.path, self._durability, self.events_on, self.waiters)
-                self._pid = os.getpid()
-            return self._writer
+    def _make_writer(self) -> SQLiteWriter:
+        if self._pid != os.getpid():
+            self._reader = None
+        if not self.in_memory:
+            self._prepare_folder()
+        return SQLiteWriter(self.path, self._durability, self.events_on, self.waiters)
 
     def _prepare_folder(self) -> None:
-        if self.in_memory:
-            return
         path = Path(self.path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,61 +107,17 @@ class SQLiteStorage(BaseStorage):
                 raise StoreUnavailable(f"{path} is a folder; give the path of a database file")
         except OSError as exc:
             raise StoreUnavailable(f"cannot create {path.parent}: {exc.strerror}") from exc
-        kind = None if self._allow_network_fs else network_fs(path)
-        if kind is not None:
-            raise StoreUnavailable(
-                f"{path} is on a network file system ({kind}), where SQLite can corrupt a database: "
-                "use a local disk, or allow_network_fs=True at your own risk"
-            )
+        self._refuse_network("where SQLite can corrupt a database")
 
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if self._pid == os.getpid():
-            if self._reader is not None:
-                await self._reader.close()
-            if self._writer is not None:
-                await asyncio.to_thread(self._writer.close)
-        self._writer = self._reader = None
-        self.waiters.notify_all()
+    async def _close_rest(self) -> None:
+        if self._reader is not None:
+            await self._reader.close()
+            self._reader = None
 
-    # -- changing ----------------------------------------------------------------------------------
-
-    async def _apply(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
-        work, ids = self._work(transactions, now_us, repeat)
-        if self._writer is None:
-            await self.open()
-        return await self._writing().submit(work, ids)
-
-    def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
-        work, ids = self._work(transactions, now_us, repeat)
-        return self._writing().submit_blocking(work, ids)
-
-    def _work(
-        self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool
-    ) -> tuple[Work[list[Result]], list[str]]:
-        def work(section: Section) -> list[Result]:
-            # Each transaction has its own moment: what one frees stands behind what the one before it enqueued.
-            return [section.machine.run(t, self._now(now_us), repeat) for t in transactions]
-
-        return work, [op.id for t in transactions for op in t if isinstance(op, Enqueue | OnTask)]
-
-    async def _write(self, work: Work[Any]) -> Any:
-        if self._writer is None:
-            await self.open()
-        return await self._writing().submit(work)
-
-    async def allocate_ids(self, n: int) -> int:
-        if n < 1:
-            raise Invalid(f"allocate_ids({n}): ask for at least one")
-
-        def work(section: Section) -> int:
-            first = section.connection.execute("SELECT next_id FROM store").fetchone()[0]
-            section.connection.execute("UPDATE store SET next_id = next_id + ?", (n,))
-            return first
-
-        return await self._write(work)
+    def _allocate(self, section: Section, n: int) -> int:
+        first = section.connection.execute("SELECT next_id FROM store").fetchone()[0]
+        section.connection.execute("UPDATE store SET next_id = next_id + ?", (n,))
+        return first
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -209,7 +125,7 @@ class SQLiteStorage(BaseStorage):
         if self._writer is None or self._pid != os.getpid():
             await self.open()
         if self.in_memory:
-            return await self._write(lambda section: section.connection.execute(sql, parameters).fetchall())
+            return await self._do(lambda section: section.connection.execute(sql, parameters).fetchall())
         try:
             reader = self._reader or await self._open_reader()
             return cast("list[Row]", await reader.execute_fetchall(sql, parameters))
@@ -237,37 +153,9 @@ class SQLiteStorage(BaseStorage):
             raise DriverClosed(f"the storage {self.path} was closed; make a new one")
         return cast(aiosqlite.Connection, self._reader)
 
-    # -- waiting and liveness ----------------------------------------------------------------------
-
-    async def wait(self, *args: Any, **kwargs: Any) -> None:
-        if self._writer is None or self._pid != os.getpid():
-            await self.open()
-        await super().wait(*args, **kwargs)
-
-    def _listen(self) -> None:
-        writer = self._writer
-        if writer is not None and writer.bell is not None:
-            writer.bell.listen(self.waiters.notify_all, self.waiters.anyone)
-
-    async def hold_worker(self, worker: str) -> None:
-        await self.open()
-        if self._locks is not None:
-            self._locks.hold(worker)
-
-    async def release_worker(self, worker: str) -> None:
-        if self._locks is not None:
-            self._locks.release(worker)
-
-    async def lost_workers(self) -> list[str]:
-        if self._locks is None:
-            return []
-        lost: list[str] = []
-        for worker in self._locks.lost():
-            if await self._fetch("SELECT 1 FROM tasks WHERE state=4 AND worker=? LIMIT 1", (worker,)):
-                lost.append(worker)
-            else:
-                self._locks.forget(worker)
-        return lost
+    async def _busy(self, workers: Collection[str]) -> set[str]:
+        sql = "SELECT DISTINCT worker FROM tasks WHERE state=4 AND worker IN (SELECT value FROM json_each(?))"
+        return {row[0] for row in await self._fetch(sql, (_json(list(workers)),))}
 
     # -- upkeep ------------------------------------------------------------------------------------
 
@@ -292,33 +180,35 @@ class SQLiteStorage(BaseStorage):
             SELECT 1 FROM runs WHERE settled = 0 AND (state <> 'OPEN' OR expires_at <= ?) LIMIT 1"""
         if not await self._fetch(work, (now,)):
             return 0
-        return await self._write(lambda section: section.machine.sweep(now, limit))
-
-    async def promote(self, queue: str, limit: int = 1000, now_us: int | None = None) -> int:
-        return await self._write(lambda section: section.machine.promote(queue, self._now(now_us), limit))
+        return await super().sweep(now, limit)
 
     async def purge(self, retention: Retention, now_us: int | None = None, limit: int = 1000) -> int:
-        return await self._write(lambda section: purge_store(section, retention, self._now(now_us), limit))
+        return await self._do(lambda section: purge_store(section, retention, self._now(now_us), limit))
 
     async def _purge_results(self, older_than_us: int) -> int:
         gone = 0
         while True:
-            batch: int = await self._write(lambda section: purge_results(section, "finished_at < ?", older_than_us, 1000))
+            batch: int = await self._do(lambda section: purge_results(section, "finished_at < ?", older_than_us, 1000))
             gone += batch
             if batch < 1000:
                 return gone
 
     async def check(self, repair: bool = False) -> list[str]:
-        return await self._write(lambda section: check_store(section, repair))
+        return await self._do(lambda section: check_store(section, repair))
 
-    async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
-        return await self._write(lambda section: restore_tasks(section.machine, tasks, key_ttl_us))
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        if self.in_memory:
+            await super().backup(path)
+        await self.open()
 
-    async def restore_events(self, rows: Sequence[EventRow]) -> None:
-        await self._write(lambda section: restore_events(section.ledger, rows))
+        def work() -> None:
+            try:
+                with closing(connect(self.path)) as connection:  # its own: a copy of this kind needs no place in the queue
+                    write_whole(path, lambda part: copy_database(connection, part))
+            except (sqlite3.Error, OSError) as exc:
+                raise translate(exc, os.fspath(path)) from exc
 
-    def _now(self, now_us: int | None) -> int:
-        return self.clock() if now_us is None else now_us
+        await asyncio.to_thread(work)
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -361,7 +251,7 @@ class SQLiteStorage(BaseStorage):
     async def counts(self, now_us: int | None = None) -> list[QueueCounts]:
         now = self._now(now_us)
         sql = f"""SELECT queue, paused, {", ".join(COUNTERS)},
-            (SELECT count(*) FROM (SELECT 1 FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=? LIMIT {_DUE_CAP})),
+            (SELECT count(*) FROM (SELECT 1 FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=? LIMIT {DUE_CAP})),
             (SELECT min(eta) FROM tasks t WHERE t.state=3 AND t.queue=q.queue AND t."group" IS NULL),
             (SELECT min(eta) FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=?)
             FROM queues q ORDER BY queue"""
@@ -429,36 +319,17 @@ class SQLiteStorage(BaseStorage):
         tasks = [record_of(row) for row in rows]
         return tasks, upto if len(tasks) < limit else tasks[-1].seq
 
+    def scan(self, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int) -> AsyncIterator[Columns]:
+        if range.table not in SOURCES:
+            return super().scan(range, columns, where, rows)
+        return scan(self._fetch, self.event_shards, range, columns, where, rows)
+
     # -- steering ----------------------------------------------------------------------------------
-
-    async def pause(self, queue: str) -> None:
-        check_queue(queue)
-        await self._write(lambda section: _set_paused(section, queue, True))
-
-    async def resume(self, queue: str) -> bool:
-        check_queue(queue)
-        return await self._write(lambda section: _set_paused(section, queue, False))
 
     async def is_paused(self, queue: str) -> bool:
         check_queue(queue)
         rows = await self._fetch("SELECT paused FROM queues WHERE queue=?", (queue,))
         return bool(rows and rows[0][0])
-
-    async def set_group_limit(self, queue: str, group: str, limit: int) -> None:
-        check_queue(queue)
-        check_text(group, "group")
-        if limit < 1:
-            raise Invalid(f"group limit {limit}: it must be at least 1")
-        await self._write(lambda section: section.machine.set_group_limit(queue, group, limit))
-
-
-def _set_paused(section: Section, queue: str, paused: bool) -> bool:
-    row = section.ledger.queue(queue)
-    was, row.paused = row.paused, paused
-    section.ledger.save_queue(row)
-    if was and not paused:
-        section.machine.ready_queues.add(queue)
-    return was
 
 
 def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:

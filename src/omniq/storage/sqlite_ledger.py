@@ -17,6 +17,7 @@ from omniq.models import Record, State, StoredResult
 from omniq.operations import Enqueue, WorkerInfo
 from omniq.storage import sqlite_rows
 from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run
+from omniq.storage.sqlite_turns import PlainEnds, read_ready, write_leases
 
 MAX_HELD = 20_000
 
@@ -33,11 +34,16 @@ class SQLiteLedger:
         self._inserts: list[Record] = []
         self._ready: list[tuple[Any, ...]] = []
         self._pushed: list[tuple[Any, ...]] = []
+        self._staged: list[tuple[Any, ...]] = []
+        self._staged_more: list[tuple[Any, ...]] = []
+        self._keys: dict[tuple[str, str], Key | None] = {}
+        self._new_keys: list[tuple[Any, ...]] = []
         self._ready_ids: set[str] = set()
         self._ready_runs: list[list[int]] = []  # [first seq, last seq, event number − seq]
         self._updates: dict[int, Record] = {}
         self._leased: dict[int, Record] = {}
         self._done: dict[int, Record] = {}
+        self._plain_ends = PlainEnds()
         self._results: list[tuple[Record, StoredResult, int | None]] = []
         self._events: list[tuple[Any, ...]] = []
         self._group_events: list[tuple[Any, ...]] = []
@@ -55,6 +61,7 @@ class SQLiteLedger:
     def flush(self) -> None:
         """Everything that gathered, in the order of its dependence."""
         self._flush_tasks()
+        self._flush_keys()
         self._flush_lanes()
         self._flush_results()
         if self._events:
@@ -126,6 +133,13 @@ class SQLiteLedger:
         if self._pushed:
             self._db.executemany(sqlite_rows.INSERT_PUSHED, self._pushed)
             self._pushed.clear()
+        for sql, rows in (
+            (sqlite_rows.INSERT_STAGED, self._staged),
+            (sqlite_rows.INSERT_STAGED_MORE, self._staged_more),
+        ):
+            if rows:
+                self._db.executemany(sql, rows)
+                rows.clear()
         self._ready_ids.clear()
         for first, last, shift in self._ready_runs:
             self._db.execute(sqlite_rows.EVENTS_OF_READY, (shift, first, last))
@@ -156,6 +170,13 @@ class SQLiteLedger:
             if changed:
                 self._db.executemany(sql, map(row_of, changed.values()))
                 changed.clear()
+        if self._plain_ends:
+            self._plain_ends.write(self._db)
+
+    def _flush_keys(self) -> None:
+        if self._new_keys:
+            self._db.executemany(sqlite_rows.KEY, self._new_keys)
+            self._new_keys.clear()
 
     def _flush_results(self) -> None:
         if self._results:
@@ -216,7 +237,19 @@ class SQLiteLedger:
     def load(self, id: str) -> Record | None:
         if id not in self._tasks:
             self.prefetch([id])
-        return self._tasks[id]
+        task = self._tasks[id]
+        if task is not None and task in self._plain_ends:  # whatever changes it now must find it written
+            self._flush_tasks()
+        return task
+
+    def _adopt(self, task: Record) -> Record:
+        known = self._by_seq.get(task.seq)
+        if known is None:
+            self._tasks[task.id] = self._by_seq[task.seq] = task
+            return task
+        if known.payload is None:
+            known.payload = task.payload
+        return known
 
     def _remember(self, rows: list[Any]) -> list[Record]:
         """Rows as records; one that is known stays the same object and only gains its payload."""
@@ -258,6 +291,26 @@ class SQLiteLedger:
             self._counts[was_queue][was] -= 1
             self._counts[task.queue][task.state] += 1
 
+    def save_leased(self, tasks: Sequence[Record], now_us: int) -> None:
+        write_leases(self._db, tasks, now_us, self._event if self.events_on else None)
+        if self.events_on:
+            self._event += len(tasks)
+        counts = self._counts[tasks[0].queue]
+        counts[State.READY] -= len(tasks)
+        counts[State.RUNNING] += len(tasks)
+
+    def end_plain(self, task: Record, now_us: int) -> bool:
+        seq = task.seq
+        if seq in self._leased or seq in self._done or seq in self._updates:  # its row is not what it will be
+            return False
+        self._plain_ends.add(task, now_us, self._event if self.events_on else None)
+        if self.events_on:
+            self._event += 1
+        counts = self._counts[task.queue]
+        counts[State.RUNNING] -= 1
+        counts[State.DONE] += 1
+        return True
+
     def delete(self, task: Record) -> None:
         self._flush_tasks()
         self._db.execute("DELETE FROM tasks WHERE seq=?", (task.seq,))
@@ -270,7 +323,8 @@ class SQLiteLedger:
 
     def next_ready(self, queue: str, group: str | None, limit: int) -> list[Record]:
         if group is None:
-            return self._select(sqlite_rows.UNGROUPED, queue, limit)
+            self._flush_tasks()
+            return [self._adopt(task) for task in read_ready(self._db, queue, limit)]
         return self._select(sqlite_rows.GROUPED, queue, group, limit)
 
     def due(self, queue: str, now_us: int, limit: int) -> list[Record]:
@@ -327,15 +381,20 @@ class SQLiteLedger:
     # -- keys, results, dependents, events ---------------------------------------------------------
 
     def key(self, queue: str, key: str) -> Key | None:
-        sql = "SELECT task_id, fingerprint, expires_at FROM keys WHERE queue=? AND key=?"
-        found = self._db.execute(sql, (queue, key)).fetchone()
-        return Key(*found) if found else None
+        place = (queue, key)
+        if place not in self._keys:
+            sql = "SELECT task_id, fingerprint, expires_at FROM keys WHERE queue=? AND key=?"
+            found = self._db.execute(sql, place).fetchone()
+            self._keys[place] = Key(*found) if found else None
+        return self._keys[place]
 
     def save_key(self, queue: str, key: str, value: Key) -> None:
-        row = (queue, key, value.task_id, value.fingerprint, value.expires_us)
-        self._db.execute("INSERT OR REPLACE INTO keys VALUES (?,?,?,?,?)", row)
+        self._keys[queue, key] = value
+        self._new_keys.append((queue, key, value.task_id, value.fingerprint, value.expires_us))
 
     def delete_key(self, queue: str, key: str) -> None:
+        self._flush_keys()
+        self._keys[queue, key] = None
         self._db.execute("DELETE FROM keys WHERE queue=? AND key=?", (queue, key))
 
     def save_result(self, task: Record, result: StoredResult, expires_us: int | None) -> None:
@@ -430,11 +489,60 @@ class SQLiteLedger:
     def staged(self, run: Run, limit: int) -> list[Record]:
         return self._select(sqlite_rows.STAGED, run.queue, run.run_id, limit)
 
+    def foresee(self, queue: str, tasks: Sequence[Enqueue]) -> None:
+        self.prefetch([op.id for op in tasks])
+        keys = [op.idempotency_key for op in tasks if op.idempotency_key is not None]
+        if keys:
+            self._flush_keys()
+            self._keys.update(((queue, key), None) for key in keys)
+            for key, *rest in self._db.execute(sqlite_rows.KEYS, (queue, sqlite_rows.encode(keys).decode())).fetchall():
+                self._keys[queue, key] = Key(*rest)
+
     def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
-        return False
+        if op.encoding != "json" or op.origin or (op.headers, op.interval_us, op.dead_queue) != (None, None, None):
+            return False
+        args, kwargs, rest = sqlite_rows.split_call(op.payload)
+        if rest is not None or args is None or op.group_limit:
+            return False
+        retries, key = op.max_attempts - 1, op.idempotency_key
+        lasting = (retries, op.timeout_us, op.lease_us, op.result_ttl_us, args, kwargs, op.backoff, op.fingerprint)
+        row = (self._seq, op.id, op.queue, op.name, now_us, *lasting, run.run_id, key)
+        if op.group is None and op.eta_us is None:
+            self._staged.append(row)
+        else:
+            self._staged_more.append((*row, op.group, op.eta_us))
+        if key is not None:
+            self.save_key(op.queue, key, Key(op.id, op.fingerprint, now_us + op.key_ttl_us))
+        self._seq += 1
+        self._tasks.pop(op.id, None)
+        self._ready_ids.add(op.id)
+        self._counts[op.queue][State.STAGED] += 1
+        return True
 
     def release_plain(self, run: Run, now_us: int, limit: int) -> int:
-        return 0
+        self._flush_tasks()
+        found = self._db.execute(sqlite_rows.STAGED_PLAIN, (run.queue, run.run_id, limit)).fetchall()
+        if not found:
+            return 0
+        seqs = sqlite_rows.encode([row[0] for row in found]).decode()
+        self._db.execute(sqlite_rows.RELEASE, (run.ended_at_us, now_us, seqs))
+        if self._db.execute("SELECT 1 FROM claims LIMIT 1").fetchone():
+            others = "SELECT id FROM tasks WHERE seq IN (SELECT value FROM json_each(?))"
+            self._db.execute(f"DELETE FROM claims WHERE task_id IN ({others})", (seqs,))
+        if self.events_on:
+            self._db.execute(sqlite_rows.EVENTS_OF_RELEASED, (self._event - 1, now_us, seqs))
+            self._event += len(found)
+        for (seq,) in found:
+            task = self._by_seq.pop(seq, None)
+            if task is not None:
+                self._tasks.pop(task.id, None)
+        self._counts[run.queue][State.STAGED] -= len(found)
+        self._counts[run.queue][State.READY] += len(found)
+        row = self.queue(run.queue)
+        if not row.fed:
+            row.fed = True
+            self.save_queue(row)
+        return len(found)
 
     def claim(self, task: Record, run_id: str) -> None:
         self._db.execute("INSERT OR IGNORE INTO claims VALUES (?,?,?)", (task.queue, run_id, task.id))

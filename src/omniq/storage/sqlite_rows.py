@@ -29,10 +29,26 @@ INSERT_READY = """INSERT INTO tasks (seq, id, queue, func_path, state, status, e
  created_at, updated_at, args, kwargs, backoff) VALUES (?1,?2,?3,?4,3,'PENDING',?5,?6,?7,?8,?9,?5,?5,?10,?11,?12)"""
 INSERT_PUSHED = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, created_at, updated_at,
  payload, backoff, fingerprint, origin) VALUES (?1,?2,?3,?4,3,'PENDING',?5,?6,?5,?5,?7,?8,?9,?10)"""
-EVENTS_OF_READY = """INSERT INTO events (seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due,
+INSERT_STAGED = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease, result_ttl,
+ created_at, updated_at, args, kwargs, backoff, fingerprint, run_id, idempotency_key)
+ VALUES (?1,?2,?3,?4,0,'PENDING',?5,?6,?7,?8,?9,?5,?5,?10,?11,?12,?13,?14,?15)"""
+INSERT_STAGED_MORE = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease,
+ result_ttl, created_at, updated_at, args, kwargs, backoff, fingerprint, run_id, idempotency_key, "group", asked_eta)
+ VALUES (?1,?2,?3,?4,0,'PENDING',coalesce(?17,?5),?6,?7,?8,?9,?5,?5,?10,?11,?12,?13,?14,?15,?16,?17)"""
+KEY = "INSERT OR REPLACE INTO keys VALUES (?,?,?,?,?)"
+KEYS = "SELECT key, task_id, fingerprint, expires_at FROM keys WHERE queue=? AND key IN (SELECT value FROM json_each(?))"
+STAGED_PLAIN = """SELECT seq FROM tasks WHERE state=0 AND queue=? AND run_id=? AND "group" IS NULL AND asked_eta IS NULL
+ AND "interval" IS NULL LIMIT ?"""
+RELEASE = """UPDATE tasks SET state=3, eta=?1, created_at=?1, updated_at=?2 WHERE seq IN (SELECT value FROM json_each(?3))"""
+_SIZE = """'{"payload_bytes":' || CASE WHEN args IS NULL THEN coalesce(length(CAST(payload AS BLOB)), 0)
+ ELSE length(CAST(args AS BLOB)) + length(CAST(kwargs AS BLOB)) + 19 END || '}'"""
+EVENTS_OF_RELEASED = f"""INSERT INTO events (seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due,
+ state, data) SELECT row_number() OVER (ORDER BY seq) + ?, ?, 'enqueued', seq, id, queue, func_path, 0, '', created_at, eta, 3,
+ {_SIZE}
+ FROM tasks WHERE seq IN (SELECT value FROM json_each(?))"""
+EVENTS_OF_READY = f"""INSERT INTO events (seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due,
  state, data) SELECT seq + ?, created_at, 'enqueued', seq, id, queue, func_path, 0, '', created_at, eta, 3,
- '{"payload_bytes":' || CASE WHEN args IS NULL THEN coalesce(length(CAST(payload AS BLOB)), 0)
- ELSE length(CAST(args AS BLOB)) + length(CAST(kwargs AS BLOB)) + 19 END || '}'
+ {_SIZE}
  FROM tasks WHERE seq BETWEEN ? AND ?"""
 INSERT = f"""INSERT INTO tasks ({PLAIN}, asked_eta, "interval", "group", dead_queue, run_id, idempotency_key, headers,
  blocked_by, blockers_left, payload) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""
@@ -60,7 +76,6 @@ SELECT = f"SELECT {COLUMNS} FROM tasks"
 BY_IDS = f"SELECT {LEAN} FROM tasks WHERE id IN (SELECT value FROM json_each(?))"
 VERIFY = """SELECT id, token, cancel_requested, has_dependents, lease_until FROM tasks
  WHERE state=4 AND id IN (SELECT value FROM json_each(?))"""
-UNGROUPED = f'{SELECT} WHERE state=3 AND queue=? AND "group" IS NULL ORDER BY returned DESC, eta, seq LIMIT ?'
 GROUPED = f'{SELECT} WHERE state=3 AND queue=? AND "group"=? ORDER BY returned DESC, eta, seq LIMIT ?'
 DUE = f"{SELECT} WHERE state=2 AND queue=? AND eta<=? ORDER BY eta, seq LIMIT ?"
 HELD = f"{SELECT} WHERE state=4 AND token=? ORDER BY seq"

@@ -82,6 +82,7 @@ def _purge_fan_ins(section: Section, now_us: int, limit: int) -> int:
 
 def check_store(section: Section, repair: bool) -> list[str]:
     """Compare counters and lanes with the rows they count; with `repair`, set them right."""
+    section.ledger.flush()  # others of the same commit may have written tasks whose counts still wait
     db = section.connection
     found = [f"the database is damaged: {row[0]}" for row in db.execute("PRAGMA quick_check") if row[0] != "ok"]
     for index, column in enumerate(COUNTERS):

@@ -16,7 +16,7 @@ from omniq.operations import EventRow, GroupInfo, QueueCounts
 
 Type = Literal["string", "int", "long", "boolean", "timestamp", "binary"]
 Test = Literal["=", "in", ">", ">=", "<", "<=", "starts", "null", "not null"]
-Columns = dict[str, list[Any]]
+Columns = dict[str, Sequence[Any]]
 
 
 class Column(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, cast
 
 from omniq.errors import DriverClosed, OmniQError, OutcomeUnknown
+from omniq.storage.bell import Bell
 from omniq.storage.machine import Machine
 from omniq.storage.waiting import Waiters
 
@@ -93,6 +94,7 @@ class Writer(abc.ABC, Generic[S]):
     """Runs work on a store, in the order it came, in as few commits as possible. `S` is what work is given to use."""
 
     def __init__(self, place: str, waiters: Waiters) -> None:
+        self.bell: Bell | None = None  # rung for other processes, where there may be any
         self._place = place
         self._waiters = waiters
         self._requests: queue.SimpleQueue[Request[S] | None] = queue.SimpleQueue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
@@ -107,6 +108,9 @@ class FaultyStorage(BaseStorage):
 
     async def exists(self) -> bool:
         return await self.inner.exists()
+
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        await self.inner.backup(path)
 
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
         return await self.inner.restore(tasks, key_ttl_us)

@@ -45,10 +45,14 @@ class No(Exception):
 
 
 class Model:
-    """`due_order` False: a lane is in the order of arrival, and an enqueue brings in what fell due before it."""
+    """`due_order` False: a lane is in the order of arrival, and an enqueue brings in what fell due before it.
 
-    def __init__(self, due_order: bool = True) -> None:
-        self.due_order = due_order
+    `cross_queue` False: what spans queues is refused, and an id is unique within its queue only. `tasks` and `results` are by
+    `key_of` a task.
+    """
+
+    def __init__(self, due_order: bool = True, cross_queue: bool = True) -> None:
+        self.due_order, self.cross_queue = due_order, cross_queue
         self.tasks: dict[str, Task] = {}
         self.results: dict[str, State] = {}
         self.keys: dict[tuple[str, str], tuple[str, str, int]] = {}  # task id, fingerprint, end of life
@@ -62,12 +66,20 @@ class Model:
 
     def run(self, transaction: Sequence[ops.Operation], now: int) -> list[ops.Outcome] | type[errors.Refused]:
         """Everything but Reserve: all of it, or the error and no change."""
+        if not self.cross_queue and len({q for op in transaction for q in queues_of(op)}) > 1:
+            return errors.CrossQueue
         before = copy.deepcopy(self.__dict__)
         try:
             return [getattr(self, type(op).__name__.lower())(op, now) for op in transaction]
         except No as no:
             self.__dict__.update(before)
             return no.kind
+
+    def key_of(self, queue: str, id: str) -> str:
+        return id if self.cross_queue else f"{queue}/{id}"
+
+    def key(self, task: Task) -> str:
+        return self.key_of(task.queue, task.op.id)
 
     # -- lanes and order ---------------------------------------------------------------------------
 
@@ -125,8 +137,8 @@ class Model:
             self.promote(queue, now)
             while left and (allowed := self.candidates(queue)):
                 pick = picks.pop(0) if picks else None
-                task = next((t for t in allowed if t.op.id == pick), allowed[0])
-                if task.op.id != pick:
+                task = next((t for t in allowed if self.key(t) == pick), allowed[0])
+                if self.key(task) != pick:
                     wrong.append(f"granted {pick}, not one of {[t.op.id for t in allowed]}")
                 self.grant(task, op, now)
                 left -= 1
@@ -155,7 +167,7 @@ class Model:
     # -- checks ------------------------------------------------------------------------------------
 
     def find(self, op: ops.OnTask) -> Task:
-        task = self.tasks.get(op.id)
+        task = self.tasks.get(self.key_of(op.queue, op.id))
         if task is None or task.queue != op.queue:
             raise No(errors.TaskNotFound)
         return task
@@ -177,7 +189,7 @@ class Model:
         return task
 
     def already(self, op: ops.Held, *states: State) -> Task | None:
-        task = self.tasks.get(op.id)
+        task = self.tasks.get(self.key_of(op.queue, op.id))
         if task is None or task.queue != op.queue or getattr(op, "lost", None):
             return None
         return task if task.state in states and task.ended_by == op.token else None
@@ -187,24 +199,26 @@ class Model:
     def enqueue(self, op: ops.Enqueue, now: int) -> ops.Outcome:
         if op.idempotency_key is not None and (op.queue, op.idempotency_key) in self.keys:
             first, fingerprint, end = self.keys[op.queue, op.idempotency_key]
-            there = self.tasks.get(first)
+            there = self.tasks.get(self.key_of(op.queue, first))
             if end > now or (there is not None and not there.state.final):
                 if fingerprint != op.fingerprint:
                     raise No(errors.IdempotencyConflict)
                 return ops.Enqueued(id=first, existed=True, state=there.state if there else State.DONE)
-        if op.id in self.tasks:
-            if op.on_conflict != "return" and self.tasks[op.id].op.fingerprint != op.fingerprint:
+        key = self.key_of(op.queue, op.id)
+        if key in self.tasks:
+            if op.on_conflict != "return" and self.tasks[key].op.fingerprint != op.fingerprint:
                 raise No(errors.DuplicateId)
-            return ops.Enqueued(id=op.id, existed=True, state=self.tasks[op.id].state)
+            return ops.Enqueued(id=op.id, existed=True, state=self.tasks[key].state)
         if not self.due_order:
             self.promote(op.queue, now)
         self.seq += 1
         due = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
         task = Task(op, op.queue, due, self.seq, due if op.delay_us else op.eta_us, op.dead_queue)
-        blockers = {b.id: self.tasks[b.id].state for b in op.blocked_by if b.id in self.tasks}
+        named = [self.key_of(b.queue or op.queue, b.id) for b in op.blocked_by]
+        blockers = {name: self.tasks[name].state for name in named if name in self.tasks}
         dies = op.dead_blockers == "fail" and not {State.DEAD, State.CANCELLED}.isdisjoint(blockers.values())
         task.waits = {i for i, state in blockers.items() if not state.final}
-        self.tasks[op.id] = task
+        self.tasks[key] = task
         if op.group is not None and op.group_limit > 0:
             self.limits.setdefault((op.queue, op.group), op.group_limit)
         if op.idempotency_key is not None:
@@ -222,8 +236,8 @@ class Model:
             return ops.Acked(state=State.DONE, already=True)
         task = self.held(op, now)
         self.end(task, State.DONE, op.token, None if task.cancel else op.again_us)
-        for other in self.dependents(op.id):
-            other.waits.discard(op.id)
+        for other in self.dependents(self.key(task)):
+            other.waits.discard(self.key(task))
             if not other.waits:
                 other.due = max(other.eta or 0, now)
                 self.place(other, now)
@@ -293,7 +307,7 @@ class Model:
         task.due = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
         task.eta = task.due if op.eta_us is not None or op.delay_us else None
         task.cancel, task.ended_by, task.attempts = False, None, 0 if op.reset_attempts else task.attempts
-        self.results.pop(op.id, None)
+        self.results.pop(self.key(task), None)
         self.place(task, now)
         return ops.Requeued(state=task.state)
 
@@ -301,13 +315,14 @@ class Model:
         task = self.find(op)
         if task.state is State.RUNNING or (op.if_state is not None and task.state is not op.if_state):
             raise No(errors.NotWaiting)
-        del self.tasks[op.id]
+        key = self.key(task)
+        del self.tasks[key]
         self.look_at_lane(task.queue, task.op.group)
-        self.results.pop(op.id, None)
+        self.results.pop(key, None)
         place = (task.queue, task.op.idempotency_key or "")
         if place in self.keys and self.keys[place][0] == op.id:
             del self.keys[place]
-        self.fail_dependents(op.id, now)
+        self.fail_dependents(key, now)
         return ops.Removed()
 
     def openfanin(self, op: ops.OpenFanIn, now: int) -> ops.Outcome:
@@ -329,7 +344,7 @@ class Model:
 
     def end(self, task: Task, state: State, token: str | None, again: int | None) -> None:
         task.ended_by = token
-        self.results[task.op.id] = state
+        self.results[self.key(task)] = state
         if again is not None:
             task.attempts, task.due, task.eta, state = 0, again, again, State.SCHEDULED
         self.move(task, state)
@@ -337,11 +352,11 @@ class Model:
     def stop(self, task: Task, token: str | None, now: int) -> None:
         task.waits = set()
         self.end(task, State.CANCELLED, token, None)
-        self.fail_dependents(task.op.id, now)
+        self.fail_dependents(self.key(task), now)
 
     def die(self, task: Task, token: str | None, now: int, again: int | None = None) -> None:
         self.fall(task, token, now, again)
-        self.fail_dependents(task.op.id, now)
+        self.fail_dependents(self.key(task), now)
 
     def fall(self, task: Task, token: str | None, now: int, again: int | None = None) -> None:
         task.waits = set()
@@ -354,14 +369,23 @@ class Model:
                 self.limits.setdefault((task.queue, task.op.group or ""), limit)
             self.move(task, State.READY)
 
-    def dependents(self, id: str) -> list[Task]:
-        return sorted((t for t in self.tasks.values() if id in t.waits), key=lambda t: t.seq)
+    def dependents(self, key: str) -> list[Task]:
+        return sorted((t for t in self.tasks.values() if key in t.waits), key=lambda t: t.seq)
 
-    def fail_dependents(self, id: str, now: int) -> None:
+    def fail_dependents(self, key: str, now: int) -> None:
         """First all that wait for this one, then all that wait for those."""
-        dead = [id]
+        dead = [key]
         while dead:
             blocker = dead.pop(0)
             for other in self.dependents(blocker):
                 self.fall(other, None, now)
-                dead.append(other.op.id)
+                dead.append(self.key(other))
+
+
+def queues_of(op: ops.Operation) -> list[str]:
+    """The queues that an operation names."""
+    if isinstance(op, ops.Enqueue):
+        return [op.queue, *([op.dead_queue] if op.dead_queue else []), *[b.queue or op.queue for b in op.blocked_by]]
+    if isinstance(op, ops.Stage):
+        return [op.queue, *[task.dead_queue for task in op.tasks if task.dead_queue]]
+    return [op.queue] if isinstance(op, ops.OnTask) else []

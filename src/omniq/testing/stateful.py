@@ -13,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from omniq.errors import Refused
 from omniq.models import Blocker, Record, State
 from omniq.operations import (
+    AbortRun,
     Ack,
     Cancel,
+    CommitRun,
     CountFanIn,
     Enqueue,
     Extend,
@@ -23,6 +25,7 @@ from omniq.operations import (
     Held,
     OnTask,
     OpenFanIn,
+    OpenRun,
     Operation,
     Release,
     Remove,
@@ -31,11 +34,13 @@ from omniq.operations import (
     Reserve,
     Reserved,
     Retry,
+    RunState,
+    Stage,
 )
 from omniq.policy import after_loss, next_run
 from omniq.storage.base import BaseStorage
 from omniq.testing.clock import FakeClock
-from omniq.testing.model import Model
+from omniq.testing.model_runs import RunModel
 
 S = 1_000_000
 QUEUES = ("default", "mail")
@@ -73,6 +78,8 @@ extras = st.fixed_dictionaries(
     },
 )
 
+etas = st.sampled_from([dict[str, int](), {"eta_us": -5 * S}, {"eta_us": S}, {"eta_us": 60 * S}])
+
 
 def has(state: State) -> Callable[[Any], bool]:
     """A rule's precondition: some task is in this state."""
@@ -89,7 +96,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.runner = asyncio.Runner()
         self.store = type(self).make_storage(self.clock)
-        self.model = Model(due_order=self.store.capabilities.due_order)
+        self.model = RunModel(self.store.capabilities.due_order, self.store.capabilities.cross_queue)
         self.numbers = itertools.count(1)
         self.old_tokens: dict[str, str] = {}
 
@@ -112,39 +119,52 @@ class DriverMachine(RuleBasedStateMachine):
         assert found == expected, f"{operations}: the storage says {answer!r}, the model {expected!r}"
 
     def pick(self, number: int, *states: State) -> str:
-        """The id of some task in one of these states; without states, of any task, or one that is not there."""
-        ids = [i for i, t in self.model.tasks.items() if not states or t.state in states]
-        ids += [] if states else ["unknown"]
-        return ids[number % len(ids)]
+        """The key of some task in one of these states; without states, of any task, or one that is not there."""
+        keys = [k for k, t in self.model.tasks.items() if not states or t.state in states]
+        keys += [] if states else ["unknown"]
+        return keys[number % len(keys)]
 
-    def on(self, kind: type[Target], id: str, **fields: Any) -> Target:
-        task = self.model.tasks.get(id)
-        return kind(**({"queue": task.queue if task else "default", "id": id} | fields))
+    def place(self, key: str) -> tuple[str, str]:
+        """The queue and the id of a task."""
+        task = self.model.tasks.get(key)
+        return (task.queue, task.op.id) if task else ("default", key)
 
-    def token(self, id: str, right: int) -> str:
+    def on(self, kind: type[Target], key: str, **fields: Any) -> Target:
+        queue, id = self.place(key)
+        return kind(**({"queue": queue, "id": id} | fields))
+
+    def token(self, key: str, right: int) -> str:
         """The task's token, or the last one it had; with `right` 0, another one."""
-        task = self.model.tasks.get(id)
-        return ((task.token if task else None) or self.old_tokens.get(id, WRONG)) if right else WRONG
+        task = self.model.tasks.get(key)
+        return ((task.token if task else None) or self.old_tokens.get(key, WRONG)) if right else WRONG
 
     def held(self, kind: type[Target], number: int, right: int, **fields: Any) -> Target:
-        id = self.pick(number, State.RUNNING)
-        return self.on(kind, id, token=self.token(id, right), **fields)
+        key = self.pick(number, State.RUNNING)
+        return self.on(kind, key, token=self.token(key, right), **fields)
 
     def tick(self, number: int) -> int | None:
         """The next run of an interval task."""
-        task = self.runner.run(self.store.get(self.pick(number, State.RUNNING)))
+        queue, id = self.place(self.pick(number, State.RUNNING))
+        task = self.runner.run(self.store.get(id, queue))
         return None if task is None else next_run(task, self.clock())
 
     def moment(self, given: dict[str, int]) -> dict[str, int]:
         return {name: us + self.clock() if name == "eta_us" else us for name, us in given.items()}
 
     def new(self, id: str, queue: str, time: dict[str, int], after: list[int], *fields: dict[str, Any]) -> Enqueue:
-        blockers = dict.fromkeys(self.pick(n) for n in after)
-        blocked = tuple(Blocker(i, t.queue if (t := self.model.tasks.get(i)) else queue) for i in blockers if i != id)
+        blockers = [self.place(key) for key in dict.fromkeys(self.pick(n) for n in after)]
+        blocked = tuple(Blocker(i, of if i != "unknown" else queue) for of, i in blockers if i != id)
         given: dict[str, Any] = {"id": id, "name": "job", "queue": queue, "blocked_by": blocked} | self.moment(time)
         for more in fields:
             given |= more
+        if not self.spans():
+            given["blocked_by"] = tuple(b for b in blocked if b.queue == queue)
+            given.pop("dead_queue", None)
         return Enqueue(**given)
+
+    def spans(self) -> bool:
+        """Whether to name several queues at once. Where that is refused, seldom: else little would happen."""
+        return self.model.cross_queue or next(self.numbers) % 8 == 0
 
     def next_id(self) -> str:
         return f"t{next(self.numbers)}"
@@ -155,6 +175,8 @@ class DriverMachine(RuleBasedStateMachine):
     def begin(self, tasks: list[tuple[str, Any, Any]]) -> None:
         for queue, group, extra in tasks:
             self.both(self.new(self.next_id(), queue, {}, [], group, extra))
+        for queue in ("default", "default", "mail"):
+            self.open_run(queue, 3600 * S)
 
     @rule(queue=queues, time=times, after=st.lists(numbers, max_size=2), group=grouped, key=keyed, extra=extras)
     def enqueue(self, queue: str, time: dict[str, int], after: list[int], group: Any, key: Any, extra: Any) -> None:
@@ -165,12 +187,11 @@ class DriverMachine(RuleBasedStateMachine):
         first = self.new(self.next_id(), queue, {}, [], group)
         self.both(first)
         for _ in range(2):
-            last = [*self.model.tasks][-1]
-            self.both(self.new(self.next_id(), queue, {}, [[*self.model.tasks].index(last)], group, extra))
+            self.both(self.new(self.next_id(), queue, {}, [len(self.model.tasks) - 1], group, extra))
 
     @rule(number=numbers, queue=queues, time=times, group=grouped, extra=extras)
     def enqueue_again(self, number: int, queue: str, time: dict[str, int], group: Any, extra: Any) -> None:
-        self.both(self.new(self.pick(number), queue, time, [], group, extra))
+        self.both(self.new(self.place(self.pick(number))[1], queue, time, [], group, extra))
 
     @rule(order=orders, limit=st.integers(1, 6), lease=st.none() | st.just(2 * S))
     def reserve(self, order: tuple[str, ...], limit: int, lease: int | None) -> None:
@@ -180,12 +201,13 @@ class DriverMachine(RuleBasedStateMachine):
         op = Reserve(queues=order, limit=limit, token=f"{next(self.numbers):032x}", lease_us=lease)
         (reserved,) = self.apply(op)
         assert isinstance(reserved, Reserved)
-        wrong, paused = self.model.reserve(op, self.clock(), [t.id for t in reserved.tasks])
+        taken = [self.model.key_of(t.queue, t.id) for t in reserved.tasks]
+        wrong, paused = self.model.reserve(op, self.clock(), taken)
         assert not wrong, wrong
         assert list(reserved.paused) == paused
         assert reserved.next_at_us == self.model.next_at(order)
-        self.old_tokens.update({t.id: op.token for t in reserved.tasks})
-        return [t.id for t in reserved.tasks]
+        self.old_tokens.update(dict.fromkeys(taken, op.token))
+        return taken
 
     @rule(
         order=orders,
@@ -195,8 +217,8 @@ class DriverMachine(RuleBasedStateMachine):
     def work(self, order: tuple[str, ...], ends: list[type[Held]], data: st.DataObject) -> None:
         """A worker's turn: take some tasks and end them, in another order."""
         taken = self.take(order, len(ends))
-        for id, kind in zip(data.draw(st.permutations(taken)), ends, strict=False):
-            self.both(self.on(kind, id, token=self.token(id, 1)))
+        for key, kind in zip(data.draw(st.permutations(taken)), ends, strict=False):
+            self.both(self.on(kind, key, token=self.token(key, 1)))
 
     @rule(queue=queues, limit=st.integers(1, 4))
     def reserve_while_paused(self, queue: str, limit: int) -> None:
@@ -247,12 +269,13 @@ class DriverMachine(RuleBasedStateMachine):
     @rule(number=numbers, time=times, right=rights, group=grouped)
     def ack_and_enqueue(self, number: int, time: dict[str, int], right: int, group: Any) -> None:
         ack = self.held(Ack, number, right, late=True)
-        self.both(self.new(self.next_id(), "default", time, [number], group, {"idempotency_key": "k"}), ack)
+        queue = "default" if self.spans() else ack.queue
+        self.both(self.new(self.next_id(), queue, time, [number], group, {"idempotency_key": "k"}), ack)
 
     @rule(number=numbers, kind=st.sampled_from([Ack, Retry, Fail, Release, Extend]), right=rights, late=st.booleans())
     def speak_as_a_former_holder(self, number: int, kind: type[Held], right: int, late: bool) -> None:
-        id = self.pick(number)
-        self.both(self.on(kind, id, token=self.old_tokens.get(id, WRONG) if right else WRONG, late=late))
+        key = self.pick(number)
+        self.both(self.on(kind, key, token=self.old_tokens.get(key, WRONG) if right else WRONG, late=late))
 
     # -- anybody -----------------------------------------------------------------------------------
 
@@ -267,8 +290,8 @@ class DriverMachine(RuleBasedStateMachine):
     @precondition(has(State.DEAD))
     @rule(number=numbers, time=times, reset=st.booleans())
     def requeue(self, number: int, time: dict[str, int], reset: bool) -> None:
-        id = self.pick(number, State.DEAD)
-        self.both(self.on(Requeue, id, **self.moment(time), reset_attempts=reset))
+        key = self.pick(number, State.DEAD)
+        self.both(self.on(Requeue, key, **self.moment(time), reset_attempts=reset))
 
     @rule(number=numbers)
     def requeue_anything(self, number: int) -> None:
@@ -289,6 +312,74 @@ class DriverMachine(RuleBasedStateMachine):
         for member in members:
             self.both(CountFanIn(key=key, member=member))
 
+    # -- staged runs -------------------------------------------------------------------------------
+
+    def pick_run(self, number: int) -> tuple[str, str]:
+        """The queue and the id of some run, rather an open one with tasks, or of one that is not there."""
+        model = self.model
+        busy = [(model.tasks[key].queue, run_id) for key, runs in model.wanted_by.items() for run_id in runs]
+        now_open = [place for place, run in model.runs.items() if run.state is RunState.OPEN]
+        choices = [[("default", "unknown"), *model.runs], now_open, busy, busy]
+        runs = choices[number % 4] or choices[0]
+        return runs[number // 4 % len(runs)]
+
+    @rule(queue=queues, ttl=st.sampled_from([2 * S, 3600 * S]))
+    def open_run(self, queue: str, ttl: int) -> None:
+        self.both(OpenRun(queue=queue, run_id=f"run{next(self.numbers)}", ttl_us=ttl))
+
+    @rule(number=numbers, count=st.integers(1, 4), time=etas, group=grouped, key=keyed, extra=extras, strict=st.booleans())
+    def stage(self, number: int, count: int, time: dict[str, int], group: Any, key: Any, extra: Any, strict: bool) -> None:
+        """New tasks, plain ones and others by turns, among them some with the id of another task."""
+        queue, run_id = self.pick_run(number)
+        ids = [self.next_id() if n % 4 else self.place(self.pick(n))[1] for n in range(number, number + count)]
+        tasks = tuple(
+            self.new(id, queue, time, [], group, key, extra) if n % 2 else self.new(id, queue, {}, [], key if n else {})
+            for n, id in enumerate(ids)
+        )
+        self.both(Stage(queue=queue, run_id=run_id, tasks=tasks, strict=strict))
+
+    @precondition(has(State.STAGED))
+    @rule(number=numbers)
+    def stage_what_another_run_staged(self, number: int) -> None:
+        """A new run wants all that is staged for its queue."""
+        queue, _ = self.place(self.pick(number, State.STAGED))
+        self.open_run(queue, 3600 * S)
+        staged = tuple(t.op for t in self.model.tasks.values() if t.state is State.STAGED and t.queue == queue)
+        self.both(Stage(queue=queue, run_id=[*self.model.runs][-1][1], tasks=staged))
+
+    @rule(number=numbers, kind=st.sampled_from([CommitRun, CommitRun, AbortRun, OpenRun]), repeat=st.booleans())
+    def end_run(self, number: int, kind: type[CommitRun | AbortRun | OpenRun], repeat: bool) -> None:
+        queue, run_id = self.pick_run(number)
+        if kind is OpenRun and (queue, run_id) not in self.model.runs:
+            return
+        for _ in range(1 + repeat):
+            self.both(kind(queue=queue, run_id=run_id))
+
+    @precondition(has(State.STAGED))
+    @rule(number=numbers, queue=queues, time=times, group=grouped, key=keyed, extra=extras)
+    def enqueue_what_is_staged(self, number: int, queue: str, time: dict[str, int], group: Any, key: Any, extra: Any) -> None:
+        """By its key, under its id or another one; or by its id only."""
+        task = self.model.tasks[self.pick(number, State.STAGED)]
+        given: dict[str, Any] = {"idempotency_key": task.op.idempotency_key} if number % 2 else key
+        id = self.next_id() if given.get("idempotency_key") and number % 3 else task.op.id
+        self.both(self.new(id, task.queue if number % 5 else queue, time, [], group, given, extra))
+
+    def sweep(self, now: int) -> None:
+        """Runs whose time is over are given up; of several, which one drops a task that they share is free."""
+        late = self.model.late(now)
+        wanted = sum(self.model.give_up(*place, now) for place in late)
+        moved = 0
+        while some := self.runner.run(self.store.sweep(now)):
+            moved += some
+        assert (moved > 0) == (wanted > 0)
+        runs = {place: self.model.runs[place] for place in late}
+        found = {place: self.runner.run(self.store.run(*place)) for place in late}
+        assert sum(run.dropped for run in runs.values()) == sum(info.dropped for info in found.values() if info)
+        for place, info in found.items():
+            assert info is not None
+            assert (info.state, info.ended_at_us, info.settled) == (runs[place].state, now, True)
+            runs[place].dropped = info.dropped
+
     # -- time --------------------------------------------------------------------------------------
 
     @rule(queue=queues)
@@ -305,20 +396,25 @@ class DriverMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
         now = self.clock()
         leases = self.runner.run(self.store.expired(now))
-        running = [i for i, t in self.model.tasks.items() if t.state is State.RUNNING and t.lease_until <= now]
-        assert sorted(x.record.id for x in leases) == sorted(running)
+        running = [k for k, t in self.model.tasks.items() if t.state is State.RUNNING and t.lease_until <= now]
+        assert sorted(self.model.key_of(x.record.queue, x.record.id) for x in leases) == sorted(running)
         for lease in leases:
             self.both(after_loss(lease, now, 0.0))
-        assert self.runner.run(self.store.sweep(now)) == 0
+        self.sweep(now)
 
     # -- what must be equal at all times -----------------------------------------------------------
 
     @invariant()
     def the_tasks_are_the_same(self) -> None:
         page = self.runner.run(self.store.find(Filter(), None, 1000))
-        assert {t.id: self.seen(t) for t in page.tasks} == {i: self.expected(i) for i in self.model.tasks}
-        results = self.runner.run(self.store.results(list(self.model.tasks)))
-        assert {i: r.state for i, r in results.items()} == self.model.results
+        found = {self.model.key_of(t.queue, t.id): self.seen(t) for t in page.tasks}
+        assert found == {key: self.expected(key) for key in self.model.tasks}
+        results = self.runner.run(self.store.results([t.op.id for t in self.model.tasks.values()]))
+        kept: dict[str, list[State]] = {}  # of an id that several queues have, any one's result
+        for key, state in self.model.results.items():
+            kept.setdefault(self.place(key)[1], []).append(state)
+        assert results.keys() == kept.keys()
+        assert all(result.state in kept[id] for id, result in results.items())
 
     def shown(self, state: State, due: int) -> State:
         return State.READY if state is State.SCHEDULED and due <= self.clock() else state
@@ -327,13 +423,14 @@ class DriverMachine(RuleBasedStateMachine):
         due = None if task.state.final else task.due_us
         held = (task.token, task.lease_until_us) if task.state is State.RUNNING else (task.token, None)
         state = self.shown(task.state, task.due_us)
-        return (state, task.queue, task.attempts, due, *held, task.cancel_requested, task.dead_queue)
+        return (state, task.queue, task.attempts, due, *held, task.cancel_requested, task.dead_queue, task.run_id)
 
-    def expected(self, id: str) -> tuple[Any, ...]:
-        task = self.model.tasks[id]
+    def expected(self, key: str) -> tuple[Any, ...]:
+        task = self.model.tasks[key]
         due = None if task.state.final else task.due
         held = (task.token, task.lease_until) if task.state is State.RUNNING else (None, None)
-        return (self.shown(task.state, task.due), task.queue, task.attempts, due, *held, task.cancel, task.dead_queue)
+        state, run_id = self.shown(task.state, task.due), self.model.run_id(key)
+        return (state, task.queue, task.attempts, due, *held, task.cancel, task.dead_queue, run_id)
 
     @invariant()
     def the_counters_are_the_same(self) -> None:

@@ -65,6 +65,29 @@ function machine.finish(t, state, result, token, again)
   return ttl_ms
 end
 
+-- A new task from what an enqueue says, in the queue's books but in no lane yet.
+function machine.make(op, seq, created, due, eta)
+  local q, fields = queue(op.queue), op.fields
+  local t = {
+    q = q, id = op.id, key = job_key(q, op.id), changes = fields, warm = true, moved = false, foreign = false, attempt = 0,
+    timeout_ms = op.lease, gid = op.group, created_ms = number(created), due_ms = due, lock_until_ms = 0, seq = seq, name = op.name,
+    cancel = false, eta_us = eta, interval_us = op.interval_us, ttl_ms = op.ttl, dead_queue = op.dead_queue, left = 0,
+    idempotency_key = op.key, fingerprint = op.fingerprint, touched = false, deps = false,
+  }
+  local n = #fields
+  fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'attempt', '0', 'created_ms', created
+  fields[n + 5], fields[n + 6], fields[n + 7], fields[n + 8] = 'queued_ms', created, 'updated_ms', NOW
+  fields[n + 9], fields[n + 10], fields[n + 11], fields[n + 12] = 'due_ms', digits(due), 'failed_ms', ''
+  fields[n + 13], fields[n + 14], fields[n + 15], fields[n + 16] = 'first_started_ms', '', 'last_started_ms', ''
+  fields[n + 17], fields[n + 18], fields[n + 19] = 'completed_ms', '', 'o'
+  fields[n + 20] = store.origin(created, digits(seq), op.ttl, op.name, op.fingerprint, op.options)
+  if eta then set(t, 'eta_us', eta) end
+  cache[slot(q, op.id)] = t
+  touch(t)
+  q.enqueued = true
+  return t
+end
+
 function machine.schedule_again(t, again_ms)
   t.attempt = 0
   set(t, 'attempt', '0')
@@ -137,7 +160,7 @@ function machine.block(blocker, t)
   run('ZADD', deps_key(blocker.q, blocker.id), digits(t.seq), member(t))
   if not blocker.deps then
     blocker.deps = true
-    set(blocker, 'deps', '1')
+    if blocker.state == 'staged' then store.save_staged(blocker) else set(blocker, 'deps', '1') end
   end
 end
 

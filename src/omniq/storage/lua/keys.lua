@@ -31,6 +31,11 @@ Ours alone; other clients work without them:
   base:o:deferred        hash    ended tasks whose dependents are not all told yet: 1 if they have to die
   base:o:moved:<id>      string  the dead queue that a task went to
   base:o:key:<key>, o:keys   string, zset    idempotency keys, and when they expire
+  base:o:staged          hash    tasks of runs that are not committed, by id; nothing else of them is there but their key
+  base:o:claims          hash    staged tasks that further runs want too, by id
+  base:o:run:<run>       hash    a staged run; base:o:rows:<run> list: the ids of its tasks, in order
+  base:o:runs            zset    runs with tasks to release or to drop; score: from when on, 0 at once
+  base:o:ended           zset    runs that are over; score: when they may be forgotten
   base:o:lanes           zset    names of groups
   base:o:events          stream  one entry per call, "<last number>-0"
 
@@ -48,7 +53,7 @@ local PART = 4000 -- arguments of one variadic command
 local PER_MS = 2048 -- numbers of tasks, and turns of groups, that fit into one millisecond
 local STORE = '{omniq.store}:'
 
-local request = cmsgpack.unpack(ARGV[1])
+request = request or cmsgpack.unpack(ARGV[1])
 local run = redis.call
 local now = request.now
 if not now then

@@ -24,7 +24,12 @@ local function need(part)
   end
 end
 
-local ALONE = {reserve = true, beat = true, openfanin = 'fan_in', countfanin = 'fan_in'}
+machine.need = need
+
+local ALONE = {
+  reserve = true, beat = true, openfanin = 'fan_in', countfanin = 'fan_in', openrun = 'staging', stage = 'staging',
+  commitrun = 'staging', abortrun = 'staging',
+}
 local UPKEEP = {
   promote = 'upkeep', limit = 'upkeep', sweep = 'upkeep', purge = 'upkeep', forget = 'upkeep', check = 'upkeep',
   restore = 'restore', restore_events = 'restore',
@@ -39,7 +44,7 @@ function machine.transaction(ops)
     return {upkeep[first.kind](first)}
   end
   if ALONE[first.kind] then
-    if ALONE[first.kind] == 'fan_in' then need('fan_in') end
+    if ALONE[first.kind] ~= true then need(ALONE[first.kind]) end
     local answer, refused = alone[first.kind](first)
     if refused then return {refused, 1} end
     return {answer}

@@ -13,6 +13,7 @@ local function known_key(op)
   local key = store.key(q, op.key)
   if not key then return nil end
   local first = store.find(q, key.id)
+  if first and first.state == 'staged' then return first end
   if key.expires_ms <= now and (not first or FINAL[first.state]) then return nil end
   if key.fingerprint ~= op.fingerprint then return refuse('IdempotencyConflict') end
   return outcome(key.id, 1, first and CODE[first.state] or CODE.completed)
@@ -21,16 +22,17 @@ end
 local function existed(t) return outcome(t.id, 1, CODE[t.state]) end
 
 function check.enqueue(op)
-  local q = queue(op.queue)
+  local q, staged = queue(op.queue), nil
   if op.key then
     local first = known_key(op)
-    if first then return first end
+    if first and first.state ~= 'staged' then return first end
+    staged = first -- of a run that may never be committed: whoever enqueues now is not kept waiting
   end
   local t = store.find(q, op.id)
-  if not t then return nil end
+  if not t or t.state == 'staged' then return staged or t end
   local same = not t.foreign and t.fingerprint == op.fingerprint
   if op.on_conflict == 'replace_finished' then
-    if FINAL[t.state] and not (request.again and same) then return nil end
+    if FINAL[t.state] and not (request.again and same) then return staged end
     return existed(t)
   end
   if op.on_conflict == 'return' or same then return existed(t) end
@@ -84,6 +86,7 @@ function check.cancel(op)
   local t = of(op)
   if not t then return refuse('TaskNotFound') end
   if FINAL[t.state] then return outcome(CODE[t.state]) end
+  if t.state == 'staged' then return refuse('NotWaiting') end
   if op.token then
     if t.state ~= 'active' then return refuse('NotActive') end
     if t.lease_token ~= op.token then return refuse('TokenMismatch') end
@@ -108,7 +111,7 @@ end
 function check.remove(op)
   local t = of(op)
   if not t then return refuse('TaskNotFound') end
-  if t.state == 'active' then return refuse('NotWaiting') end
+  if t.state == 'active' or t.state == 'staged' then return refuse('NotWaiting') end
   if op.if_state and CODE[t.state] ~= op.if_state then return refuse('NotWaiting') end
   return t
 end
@@ -133,8 +136,18 @@ local function open_blockers(op)
   return waiting, nil
 end
 
-function write.enqueue(op)
+local function drop_staged(t)
+  if not t or t.gone or t.state ~= 'staged' then return end
+  store.drop_staged(t)
+  if t.deps then machine.cascade({t}) end
+end
+
+function write.enqueue(op, staged)
   local q = queue(op.queue)
+  if staged then
+    drop_staged(staged)
+    drop_staged(store.find(q, op.id))
+  end
   if op.key then
     local twin = known_key(op) -- an earlier operation of this very transaction
     if twin and twin.outcome then return twin.outcome end
@@ -154,25 +167,8 @@ function write.enqueue(op)
   if not eta and ((op.delay or 0) > 0 or op.interval_us) then eta = digits(due) .. '000' end
   local least = 0 -- who lists all tasks, in order, meets a blocker before what it blocks
   for _, blocker in ipairs(blockers) do least = math.max(least, blocker.seq + 1) end
-  local seq = next_seq(q, least)
-  local fields = op.fields
-  local t = {
-    q = q, id = op.id, key = job_key(q, op.id), changes = fields, warm = true, moved = false, foreign = false, attempt = 0, timeout_ms = op.lease, gid = op.group,
-    created_ms = now, due_ms = due, lock_until_ms = 0, seq = seq, name = op.name, cancel = false, eta_us = eta,
-    interval_us = op.interval_us, ttl_ms = op.ttl, dead_queue = op.dead_queue, left = #blockers,
-    idempotency_key = op.key, fingerprint = op.fingerprint, touched = false, deps = false,
-  }
-  local n = #fields
-  fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'attempt', '0', 'created_ms', NOW
-  fields[n + 5], fields[n + 6], fields[n + 7], fields[n + 8] = 'queued_ms', NOW, 'updated_ms', NOW
-  fields[n + 9], fields[n + 10], fields[n + 11], fields[n + 12] = 'due_ms', digits(due), 'failed_ms', ''
-  fields[n + 13], fields[n + 14], fields[n + 15], fields[n + 16] = 'first_started_ms', '', 'last_started_ms', ''
-  fields[n + 17], fields[n + 18], fields[n + 19] = 'completed_ms', '', 'o'
-  fields[n + 20] = store.origin(NOW, digits(seq), op.ttl, op.name, op.fingerprint, op.options)
-  if eta then set(t, 'eta_us', eta) end
-  cache[slot(q, op.id)] = t
-  touch(t)
-  q.enqueued = true
+  local t = machine.make(op, next_seq(q, least), NOW, due, eta)
+  t.left = #blockers
   if t.gid then
     lanes.mark_grouped(q, t.gid)
     local g = lanes.group(q, t.gid)

@@ -31,25 +31,36 @@ local function insert(q, op, common, i)
   end
 end
 
--- Whether no id of a run is in the store or comes twice, in one question.
-local function all_new(q, rows)
-  local bases, keys, seen = {q.base}, {}, {}
+-- Whether none of these ids is in the store or comes twice, in few questions.
+function store.all_new(q, ids)
+  local bases, keys, seen, seen_before = {q.base}, {}, {}, next(cache) ~= nil
   if not request.cluster then
     for name in pairs(all_queues()) do
       if name ~= q.name then bases[#bases + 1] = '{' .. name .. '}:' end
     end
   end
-  for i = 1, #rows, 3 do
-    local id = rows[i]
-    if seen[id] or cache[slot(q, id)] then return false end
+  for _, id in ipairs(ids) do
+    if seen[id] or (seen_before and cache[slot(q, id)]) then return false end
     seen[id] = true
     for _, base in ipairs(bases) do
       keys[#keys + 1] = base .. 'job:' .. id
       keys[#keys + 1] = base .. 'o:end:' .. id
     end
   end
-  for i = 1, #keys, PART do
-    if run('EXISTS', unpack(keys, i, math.min(i + PART - 1, #keys))) > 0 then return false end
+  for _, base in ipairs(bases) do keys[#keys + 1] = base .. 'o:staged' end
+  local first_staged = #keys - #bases + 1
+  for i = 1, first_staged - 1, PART do
+    if run('EXISTS', unpack(keys, i, math.min(i + PART - 1, first_staged - 1))) > 0 then return false end
+  end
+  if run('EXISTS', unpack(keys, first_staged)) == 0 then return true end
+  for k = first_staged, #keys do
+    for i = 1, #ids, PART do
+      local last = math.min(i + PART - 1, #ids)
+      local found = run('HMGET', keys[k], unpack(ids, i, last))
+      for n = 1, last - i + 1 do
+        if found[n] then return false end
+      end
+    end
   end
   return true
 end
@@ -62,7 +73,9 @@ function runs.enqueues(op)
     'first_started_ms', '', 'last_started_ms', '', 'completed_ms', '', 'failed_ms', '',
   }
   for _, value in ipairs(op.fields) do common[#common + 1] = value end
-  local fresh = all_new(q, rows)
+  local ids = {}
+  for i = 1, #rows, 3 do ids[#ids + 1] = rows[i] end
+  local fresh = store.all_new(q, ids)
   if op.together and not fresh then
     for i = 1, #rows, 3 do
       if store.find(q, rows[i]) then

@@ -35,7 +35,7 @@ local MEMBER = {
   blocked = {'o:blocked'},
   cancelled = {'o:cancelled'},
 }
-local CODE = {blocked = 1, delayed = 2, wait = 3, active = 4, completed = 5, failed = 6, cancelled = 7}
+local CODE = {staged = 0, blocked = 1, delayed = 2, wait = 3, active = 4, completed = 5, failed = 6, cancelled = 7}
 local FINAL = {completed = true, failed = true, cancelled = true}
 local WAITING = {blocked = true, delayed = true, wait = true}
 
@@ -117,6 +117,58 @@ function store.shape(q, id, key, v)
   return setmetatable(t, Task)
 end
 
+-- Whether the queue has staged tasks.
+function store.staging(q)
+  if q.staging == nil then q.staging = run('EXISTS', q.o .. 'staged') == 1 end
+  return q.staging
+end
+
+-- What `staged` keeps of a task: "seq staged_ms deps run_bytes shape_bytes ", then as the caller packed it what it shares with
+-- others and `{fingerprint, key or false, payload}`, at last the run. A shape of no bytes: what an enqueue says, whole.
+function store.read_staged(value)
+  local seq, staged_ms, deps, n, shape, at = string.match(value, '^(%d+) (%d+) (%d) (%d+) (%d+) ()')
+  local row = {value = value, seq = seq, staged_ms = staged_ms, deps = deps == '1', at = at + shape - 1}
+  if shape ~= '0' then row.shape = string.sub(value, at, row.at) end
+  row.run_id = string.sub(value, -n)
+  return row
+end
+
+-- A staged task, which has no hash: whoever finds it may only drop it, or wait for it.
+function store.shape_staged(q, id, value)
+  local row = store.read_staged(value)
+  local _, op = cmsgpack.unpack_one(value, row.at)
+  local t = {
+    q = q, id = id, changes = {}, warm = true, state = 'staged', stored = 'staged', touched = false, moved = false, foreign = false,
+    seq = number(row.seq), row = row, deps = row.deps, run_id = row.run_id, attempt = 0, created_ms = number(row.staged_ms),
+    due_ms = number(row.staged_ms), lock_until_ms = 0, timeout_ms = 0, cancel = false, left = 0,
+    fingerprint = row.shape and op[1] or op.fingerprint, idempotency_key = row.shape and op[2] or op.key or nil,
+  }
+  cache[slot(q, id)] = t
+  return t
+end
+
+function store.save_staged(t)
+  local row = t.row
+  local packed = string.sub(row.value, #row.seq + #row.staged_ms + #TEXT[#row.run_id] + 6, -#row.run_id - 1)
+  row.value = row.seq .. ' ' .. row.staged_ms .. (t.deps and ' 1 ' or ' 0 ') .. TEXT[#t.run_id] .. ' ' .. packed .. t.run_id
+  row.run_id = t.run_id
+  run('HSET', t.q.o .. 'staged', t.id, row.value)
+end
+
+-- A staged task goes as if it had never come; its dependents are the caller's.
+function store.drop_staged(t)
+  local q = t.q
+  run('HDEL', q.o .. 'staged', t.id)
+  run('HDEL', q.o .. 'claims', t.id)
+  run('ZREM', q.o .. 'tasks', t.id)
+  if t.idempotency_key then
+    local key = store.key(q, t.idempotency_key)
+    if key and key.id == t.id then store.delete_key(q, t.idempotency_key) end
+  end
+  t.gone, q.staging = true, nil
+  cache[slot(q, t.id)] = false
+end
+
 -- The task of this id in this queue, or nil. Looks, and writes nothing.
 function store.load(q, id)
   local t = cache[slot(q, id)]
@@ -130,11 +182,11 @@ function store.load(q, id)
     key = end_key(q, id)
     v = run('HMGET', key, unpack(FIELDS, 1, HOT))
   end
-  if not v[1] then
-    cache[slot(q, id)] = false
-    return nil
-  end
-  return store.shape(q, id, key, v)
+  if v[1] then return store.shape(q, id, key, v) end
+  local staged = store.staging(q) and run('HGET', q.o .. 'staged', id)
+  if staged then return store.shape_staged(q, id, staged) end
+  cache[slot(q, id)] = false
+  return nil
 end
 
 local known
@@ -153,7 +205,7 @@ end
 -- The task of this id, in this queue or in the one that it moved to, or anywhere if the store has only one node.
 function store.find(q, id)
   local t = cache[slot(q, id)]
-  if t == nil and run('EXISTS', job_key(q, id), end_key(q, id)) > 0 then t = store.load(q, id) end
+  if t == nil and (run('EXISTS', job_key(q, id), end_key(q, id)) > 0 or store.staging(q)) then t = store.load(q, id) end
   if t and not t.gone then return t end
   if request.cluster then return nil end
   for name in pairs(queues) do
@@ -166,6 +218,7 @@ function store.find(q, id)
       names[#names + 1] = name
       keys[#keys + 1] = '{' .. name .. '}:job:' .. id
       keys[#keys + 1] = '{' .. name .. '}:o:end:' .. id
+      keys[#keys + 1] = '{' .. name .. '}:o:staged'
     end
   end
   for i = 1, #keys, PART do

@@ -175,8 +175,12 @@ local function bury_ghosts(q)
 end
 
 function upkeep.sweep(op)
-  local q = queue(op.queue)
-  local moved = go_on(q, op.limit)
+  local q, moved = queue(op.queue), 0
+  if run('ZCOUNT', q.o .. 'runs', '-inf', NOW) > 0 then
+    machine.need('staging')
+    moved = machine.sweep_runs(q, op.limit)
+  end
+  moved = moved + go_on(q, op.limit)
   if moved >= op.limit then return moved end
   moved = moved + follow_others(q, math.min(op.limit, FOLLOW_LIMIT))
   store.flush()
@@ -265,6 +269,16 @@ local function purge_lanes(q, limit)
   return gone
 end
 
+-- Staged runs that are over, when their keys are.
+local function purge_runs(q, limit)
+  local ids = run('ZRANGEBYSCORE', q.o .. 'ended', '-inf', NOW, 'LIMIT', 0, limit)
+  for _, id in ipairs(ids) do
+    run('DEL', q.o .. 'run:' .. id, q.o .. 'rows:' .. id)
+    run('ZREM', q.o .. 'ended', id)
+  end
+  return #ids
+end
+
 function upkeep.purge(op)
   local q = queue(op.queue)
   local upto = NOW
@@ -272,7 +286,7 @@ function upkeep.purge(op)
   for _, name in ipairs({'done', 'cancelled', 'results'}) do gone = gone + purge_ended(q, name, upto, op.limit) end
   if op.dead_before then gone = gone + purge_dead(q, digits(op.dead_before), op.limit) end
   store.flush()
-  return gone + purge_keys(q, op.limit) + purge_events(q, op) + purge_lanes(q, op.limit)
+  return gone + purge_keys(q, op.limit) + purge_events(q, op) + purge_lanes(q, op.limit) + purge_runs(q, op.limit)
 end
 
 -- Results that were stored before a moment, from the ids that the caller read.
@@ -328,11 +342,55 @@ local function check_lane(q, gid, key, waiting, complaints, repair)
   end
 end
 
+-- The run settles the task once more, by the state that it is in; one without a run goes.
+local function list_staged(q, id, run_id, value)
+  local found = run('HMGET', q.o .. 'run:' .. run_id, 'state', 'expires')
+  if not found[1] then
+    store.drop_staged(store.shape_staged(q, id, value))
+    return
+  end
+  run('RPUSH', q.o .. 'rows:' .. run_id, id)
+  run('HSET', q.o .. 'run:' .. run_id, 'settled', '0')
+  run('ZADD', q.o .. 'runs', found[1] == 'OPEN' and found[2] or '0', run_id)
+  run('ZREM', q.o .. 'ended', run_id)
+end
+
+-- A staged task must be listed, and its run must come by it when it ends.
+local function check_staged(q, complaints, repair)
+  local rows = {}
+  for _, id in ipairs(run('ZRANGE', q.o .. 'runs', 0, -1)) do rows[id] = as_set(run('LRANGE', q.o .. 'rows:' .. id, 0, -1)) end
+  local staged = run('HGETALL', q.o .. 'staged')
+  for i = 1, #staged, 2 do
+    local id, row = staged[i], store.read_staged(staged[i + 1])
+    local run_id = row.run_id
+    if not run('ZSCORE', q.o .. 'tasks', id) then
+      complaints[#complaints + 1] = q.o .. 'tasks lacks ' .. id
+      if repair then run('ZADD', q.o .. 'tasks', row.seq, id) end
+    end
+    if not (rows[run_id] and rows[run_id][id]) then
+      complaints[#complaints + 1] = 'run ' .. run_id .. ' does not know its task ' .. id
+      if repair then list_staged(q, id, run_id, staged[i + 1]) end
+    end
+  end
+  for _, id in ipairs(run('HKEYS', q.o .. 'claims')) do
+    if run('HEXISTS', q.o .. 'staged', id) == 0 then
+      complaints[#complaints + 1] = q.o .. 'claims still has ' .. id
+      if repair then run('HDEL', q.o .. 'claims', id) end
+    end
+  end
+end
+
 function upkeep.check(op)
   local q, complaints, repair = queue(op.queue), {}, op.repair
   local waiting, running, counts = {}, {}, {}
-  local names = as_set(run('ZRANGE', q.o .. 'lanes', 0, -1))
-  for _, gid in ipairs(run('ZRANGE', q.base .. 'groups:ready', 0, -1)) do names[gid] = true end
+  local names = as_set(op.groups)
+  for _, key in ipairs({q.o .. 'lanes', q.base .. 'groups:ready'}) do
+    for _, gid in ipairs(run('ZRANGE', key, 0, -1)) do names[gid] = true end
+  end
+  for _, id in ipairs(run('ZRANGE', q.base .. 'idx:wait', 0, -1)) do
+    local gid = text(run('HGET', job_key(q, id), 'gid'))
+    if gid then names[gid] = true end
+  end
   check_lane(q, nil, q.base .. 'wait', waiting, complaints, repair)
   for gid in pairs(names) do check_lane(q, gid, q.base .. 'g:' .. gid .. ':wait', waiting, complaints, repair) end
   for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
@@ -351,6 +409,7 @@ function upkeep.check(op)
   compare(q.base .. 'idx:delayed', as_set(run('ZRANGE', q.base .. 'delayed', 0, -1)), complaints, repair)
   compare(q.base .. 'idx:failed', as_set(run('LRANGE', q.base .. 'failed', 0, -1)), complaints, repair)
   compare(q.base .. 'idx:completed', as_set(run('LRANGE', q.base .. 'completed', 0, -1)), complaints, repair)
+  check_staged(q, complaints, repair)
   local grouped, open = 0, 0
   for gid in pairs(names) do
     local g = lanes.group(q, gid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omniq.errors import IdempotencyConflict, Invalid, NotWaiting, RunClosed
+from omniq.errors import DuplicateId, IdempotencyConflict, Invalid, NotWaiting, RunClosed
 from omniq.models import Blocker, State
 from omniq.operations import AbortRun, Cancel, CommitRun, Enqueue, OpenRun, Remove, Retention, RunInfo, RunState, Stage, Staged
 from omniq.testing.bench import Bench, S, case
@@ -289,3 +289,139 @@ async def purge_forgets_a_run_with_its_keys(bench: Bench) -> None:
     bench.advance(2 * 86_400)
     await bench.store.purge(Retention(), bench.now)
     assert await bench.store.run("default", "r") is None
+
+
+@case(rules="§10")
+async def every_field_of_a_staged_task_comes_back(bench: Bench) -> None:
+    await opened(bench)
+    fields: dict[str, Any] = {
+        "payload": b"\xff\x00\xfe",
+        "encoding": "raw",
+        "headers": {"a": "b"},
+        "origin": "spark",
+        "eta_us": bench.now + 60 * S,
+        "timeout_us": 5 * S,
+        "lease_us": 7 * S,
+        "interval_us": 60 * S,
+        "result_ttl_us": 9 * S,
+        "max_attempts": 7,
+        "backoff": "fixed:base=1000",
+        "group": "g",
+        "idempotency_key": "k",
+        "fingerprint": "f",
+    }
+    plain = {name: value for name, value in fields.items() if name not in ("eta_us", "interval_us", "group", "headers")}
+    await staged(bench, row("all", **fields), row("plain", **plain | {"idempotency_key": "l"}), row("none", payload=None))
+    for _ in range(2):
+        found, simple, empty = [await bench.get(id) for id in ("all", "plain", "none")]
+        assert {name: getattr(found, name) for name in fields} == fields
+        assert {name: getattr(simple, name) for name in plain} == plain | {"idempotency_key": "l"}
+        assert (empty.payload, empty.max_attempts, empty.lease_us, empty.result_ttl_us) == (None, 0, None, None)
+        assert [task.run_id for task in (found, simple, empty)] == ["r"] * 3
+        await committed(bench)
+    bench.advance(60)
+    leased = {task.id: task for task in await bench.take(limit=5)}
+    assert {name: getattr(leased["all"], name) for name in fields} == fields
+    assert [leased[id].run_id for id in ("all", "plain", "none")] == ["r"] * 3
+
+
+@case(rules="§10")
+async def find_shows_staged_tasks_and_a_scan_leaves_them_out(bench: Bench) -> None:
+    await bench.do(row("visible"))
+    await opened(bench)
+    await staged(bench, row("a"), row("b"))
+    assert [t.id for t in await bench.all_tasks(states=(State.STAGED,))] == ["a", "b"]
+    assert [t.id for t in await bench.all_tasks(states=(State.READY, State.STAGED))] == ["visible", "a", "b"]
+    assert [t.id for t in await bench.all_tasks(run_id="r")] == ["a", "b"]
+    for expected in (["visible"], ["a", "b", "visible"]):
+        (part,) = await bench.store.ranges("tasks", 1)
+        seen = [id async for batch in bench.store.scan(part, ["id"], (), 10) for id in batch["id"]]
+        assert sorted(seen) == expected
+        await committed(bench)
+    assert [t.id for t in await bench.all_tasks(run_id="r")] == ["a", "b"]
+
+
+@case(rules="§10, §6")
+async def a_key_that_is_staged_does_not_hide_an_id_that_is_there(bench: Bench) -> None:
+    await bench.do(row("there"))
+    await opened(bench)
+    await staged(bench, keyed("a"))
+    await bench.refused(DuplicateId, keyed("there", idempotency_key="a", fingerprint="other"))
+    assert (await bench.do(keyed("there", idempotency_key="a"))).existed is True
+    assert await bench.states("a", "there") == [State.STAGED, State.READY]
+
+
+@case(rules="§10, §6")
+async def two_enqueues_of_a_staged_key_in_a_transaction_are_one_task(bench: Bench) -> None:
+    await opened(bench)
+    await staged(bench, keyed("a"))
+    first, second = await bench.do(keyed("a"), keyed("b", idempotency_key="a"))
+    assert [(e.id, e.existed) for e in (first, second)] == [("a", False), ("a", True)]
+    assert await bench.states("a", "b") == [State.READY, None]
+    assert (await committed(bench)).released == 0
+    assert [t.id for t in await bench.take(limit=5)] == ["a"]
+
+
+@case(rules="§10, §6")
+async def a_finished_task_is_replaced_over_a_staged_key(bench: Bench) -> None:
+    await bench.ack(await bench.hold("old"))
+    await opened(bench)
+    await staged(bench, keyed("a"))
+    new = keyed("old", idempotency_key="a", fingerprint="other", on_conflict="replace_finished")
+    assert (await bench.do(new)).existed is False
+    assert await bench.states("a", "old") == [None, State.READY]
+    assert (await committed(bench)).released == 0
+
+
+@case(rules="§10, §6")
+async def a_task_may_wait_for_a_staged_one(bench: Bench) -> None:
+    await opened(bench)
+    await opened(bench, "never")
+    await staged(bench, row("a"))
+    await staged(bench, row("b"), run="never")
+    for id in ("a", "b"):
+        assert (await bench.add(f"after-{id}", after=[id])).state is State.BLOCKED
+    await committed(bench)
+    await aborted(bench, "never")
+    await swept(bench)
+    assert await bench.states("after-a", "after-b") == [State.BLOCKED, State.DEAD]
+    (task,) = await bench.take(limit=5)
+    await bench.ack(task)
+    assert await bench.states("after-a") == [State.READY]
+
+
+@case(rules="§10", needs="cross_queue")
+async def an_id_that_is_staged_for_another_queue_is_refused(bench: Bench) -> None:
+    await opened(bench)
+    await opened(bench, queue="other")
+    await staged(bench, row("a"))
+    tasks = (row("b", queue="other"), row("a", queue="other"))
+    await bench.refused(DuplicateId, Stage(queue="other", run_id="r", tasks=tasks))
+    assert (await bench.do(row("a", queue="other"))).existed is False
+    assert (await committed(bench)).released == 0
+    assert (await bench.get("a")).queue == "other"
+
+
+@case(rules="§10")
+async def what_was_staged_first_comes_first(bench: Bench) -> None:
+    await opened(bench, "first")
+    await opened(bench)
+    await staged(bench, row("a", group="g"), row("b"), run="first")
+    await staged(bench, row("c", group="h"), row("d"), row("a", group="g"), row("b"))
+    await committed(bench)
+    assert await bench.take_ids(9) == ["a", "b", "c", "d"]
+
+
+@case(rules="§10")
+async def staging_and_enqueueing_follow_each_other_in_one_call(bench: Bench) -> None:
+    answers = await bench.call(
+        (row("a"),),
+        (OpenRun(queue="default", run_id="r"),),
+        (Stage(queue="default", run_id="r", tasks=(row("a"), row("b"), row("c"))),),
+        (row("b"),),
+        (CommitRun(queue="default", run_id="r"),),
+        (row("c", fingerprint="other"),),
+    )
+    assert [type(answer) for answer in answers] == [list, list, list, list, list, DuplicateId]
+    assert await bench.states("a", "b", "c") == [State.READY] * 3
+    assert sorted(await bench.take_ids(9)) == ["a", "b", "c"]

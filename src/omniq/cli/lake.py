@@ -1,0 +1,296 @@
+"""`omniq lake`: the history of stores in a folder of Parquet files, made and read by Spark. Needs the extra `spark`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from omniq.cli.exits import FAILED, say
+from omniq.cli.lake_replay import replay_command
+from omniq.cli.output import JsonOption, count, print_json, print_line, print_table
+from omniq.cli.spark import ConfOption, JavaOption, MasterOption, settings_of
+from omniq.cli.stores import StoreOption, settings_and_url
+from omniq.cli.values import day, names, short
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from omniq.spark import Lake
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+LakeOption = Annotated[str, typer.Option("--lake", metavar="DIR", help="The folder of the lake.")]
+
+
+@app.callback()
+def lake_commands() -> None:
+    """Keep the history of stores in a lake, and learn from it. Needs the extra: pip install '.[spark]'"""
+
+
+@contextmanager
+def working(folder: str, master: str, java: str, conf: list[str] | None) -> Generator[tuple[SparkSession, Lake]]:
+    """The lake, and a session to work on it with."""
+    from omniq.spark import Lake, session
+    from omniq.spark.causes import reported
+
+    with reported():
+        lake = Lake(folder)  # before Spark is started in vain
+        yield session(master=master, java=java, conf=settings_of(conf), fast_start=True), lake
+
+
+@app.command("init")
+def init_command(lake: LakeOption) -> None:
+    """Make a lake in a new or empty folder; one that is there stays as it is.
+
+    Example: omniq lake init --lake history
+    """
+    from omniq.spark import Lake
+
+    print_line(f"lake {Lake.init(lake).path}")
+
+
+@app.command("ingest")
+def ingest_command(
+    lake: LakeOption,
+    every: Annotated[
+        str | None,
+        typer.Option("--every", metavar="TIME", help="Go on, with a batch that often: '30 seconds'.", show_default=False),
+    ] = None,
+    payloads: Annotated[bool, typer.Option("--payloads", help="Take in the tasks' encoded arguments too.")] = False,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+    java: JavaOption = "auto",
+    json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Take the events of a store into the lake, each exactly once, up to the last one there is.
+
+    It may be killed at any moment and started again. With --every it goes on until Ctrl-C.
+
+    Example: omniq lake ingest --lake history --store sqlite:///omniq.db
+    """
+    from omniq.cli.lake_ingest import ingest_store
+
+    _, url = settings_and_url(store)
+    with working(lake, master, java, conf) as (spark, opened):
+        report = ingest_store(spark, url, opened, every, payloads)
+    if json:
+        print_json(report)
+        return
+    print_line(f"took in {count(report.rows, 'event')} of store {report.store} in {short(report.seconds)}")
+    if report.quarantined:
+        say(f"{count(report.quarantined, 'event')} went into quarantine, with the reason: see {opened.path}/quarantine")
+
+
+@app.command("build")
+def build_command(
+    lake: LakeOption,
+    tables: Annotated[
+        str | None, typer.Option("--tables", metavar="A,B", help="Only these tables of gold.", show_default=False)
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Build everything anew, not only what changed.")] = False,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+    java: JavaOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Bring the tables of the lake up to the events that were taken in: only the days that changed.
+
+    All is checked before it is published, all tables at once. When it does not add up, nothing is, and the exit code is 1.
+
+    Example: omniq lake build --lake history
+    """
+    from omniq.cli.lake_ingest import steps
+    from omniq.spark import build
+
+    with working(lake, master, java, conf) as (spark, opened), steps() as tell:
+        report = build(spark, opened, tables=names(tables), full=full, say=tell)
+    if json:
+        print_json(report)
+    elif report.changed:
+        print_table(
+            ["TABLE", ">DAYS", ">ROWS"], [(name, len(days), report.rows.get(name, 0)) for name, days in report.days.items()]
+        )
+        print_line(f"built in {short(report.seconds)}")
+    else:
+        print_line("nothing has changed")
+
+
+@app.command("check")
+def check_command(
+    lake: LakeOption,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+    java: JavaOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Look for gaps, repeats and sums that disagree. Exit code 1 when there are any.
+
+    Example: omniq lake check --lake history
+    """
+    from omniq.spark import check
+
+    with working(lake, master, java, conf) as (spark, opened):
+        results = check(spark, opened, fail=False)
+    if json:
+        print_json(results)
+    else:
+        print_table(["CHECK", "RESULT", "DETAIL"], [(r.name, "ok" if r.ok else "WRONG", r.detail) for r in results], fold=True)
+    if not all(result.ok for result in results):
+        raise typer.Exit(FAILED)
+
+
+@app.command("compact")
+def compact_command(
+    lake: LakeOption,
+    before: Annotated[
+        str | None,
+        typer.Option("--before", metavar="DAY", help="Only days before it. Default: today.", show_default=False),
+    ] = None,
+    target_mb: Annotated[int, typer.Option("--target-mb", metavar="N", min=1, help="How large a file may become.")] = 128,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+    java: JavaOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Put small files together, day by day; the rows stay what they are.
+
+    Example: omniq lake compact --lake history
+    """
+    from omniq.spark import compact
+
+    with working(lake, master, java, conf) as (spark, opened):
+        report = compact(spark, opened, before=None if before is None else day(before), target_mb=target_mb)
+    if json:
+        print_json(report)
+    else:
+        print_line(f"{count(report.days, 'day')} rewritten: {report.before} files became {report.after}")
+
+
+@app.command("expire")
+def expire_command(
+    lake: LakeOption,
+    keep_days: Annotated[int, typer.Option("--keep-days", metavar="N", min=1, help="Days of events and tasks to keep.")],
+    gold_days: Annotated[
+        int | None,
+        typer.Option("--gold-days", metavar="N", min=1, help="Days of gold to keep. Default: all.", show_default=False),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Drop days that are older than they need be. The small tables of gold stay, unless --gold-days is given.
+
+    Example: omniq lake expire --lake history --keep-days 90
+    """
+    from omniq.spark import Lake, expire
+
+    report = expire(None, Lake(lake), keep_days=keep_days, gold_days=gold_days)
+    if json:
+        print_json(report)
+    else:
+        print_line(
+            f"kept from {report.kept_from}; {count(sum(report.rows.values()), 'row')} of {sum(report.days.values())} days went"
+        )
+
+
+@app.command("erase")
+def erase_command(
+    lake: LakeOption,
+    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The task to erase.", show_default=False)] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="GROUP", help="Or the group, with all its tasks.", show_default=False)
+    ] = None,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+    java: JavaOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Delete everything that the lake holds of one task, or of one group. It does not come back with a later ingest.
+
+    Example: omniq lake erase --lake history --group customer-17
+    """
+    from omniq.spark import erase
+
+    with working(lake, master, java, conf) as (spark, opened):
+        report = erase(spark, opened, task=task, group=group)
+    if json:
+        print_json(report)
+    else:
+        print_line(f"erased {count(report.rows, 'event')} of {count(len(report.days), 'day')}")
+
+
+@app.command("status")
+def status_command(lake: LakeOption, json: JsonOption = False, store: StoreOption = None) -> None:
+    """Say what the lake holds, and with --store how far it is behind that store. Starts no Spark.
+
+    Example: omniq lake status --lake history --store sqlite:///omniq.db
+    """
+    from omniq.cli.lake_status import show_status, status_of
+    from omniq.spark import Lake
+
+    found = status_of(Lake(lake), store)
+    if json:
+        print_json(found)
+    else:
+        show_status(found)
+
+
+@app.command("query")
+def query_command(
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="A query in Spark SQL over the tables' plain names.")],
+    lake: LakeOption,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="Rows to show; with --json there is no limit.")
+    ] = 1000,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+    java: JavaOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Ask the tables: events attempts tasks queue_minute func_hour group_hour failure_day retry_storm capacity_hour.
+
+    Example: omniq lake query --lake history "select name, count(*) from tasks where status = 'FAILED' group by name" --json
+    """
+    from omniq.cli.lake_query import print_rows, print_rows_as_json
+
+    with working(lake, master, java, conf) as (spark, opened):
+        opened.views(spark)
+        found = spark.sql(sql)
+        if json:
+            print_rows_as_json(found)
+        else:
+            print_rows(found, limit)
+
+
+@app.command("report")
+def report_command(
+    lake: LakeOption,
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The page to write.")] = "report.html",
+    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="What stands at the top.")] = "omniq",
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="DAY", help="Only from this day on: 2026-11-01.", show_default=False)
+    ] = None,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+    java: JavaOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Write one page about the tables as they were last built: pictures and tables, nothing loaded from elsewhere.
+
+    Example: omniq lake report --lake history --out report.html
+    """
+    from omniq.spark import report
+
+    with working(lake, master, java, conf) as (spark, opened):
+        written = report(spark, opened, out, title=title, since=None if since is None else day(since))
+    if json:
+        print_json(written)
+        return
+    for sentence in written.findings:
+        say(sentence)
+    print_line(written.path)
+
+
+app.command("replay")(replay_command)

@@ -1,0 +1,49 @@
+"""The rows of a query as plain values, for JSON and for people."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
+
+
+def plain_rows(found: DataFrame) -> Iterator[dict[str, Any]]:
+    """Row by row, fetched part by part. Raises nothing for names that stand twice: the last one is kept."""
+    names = found.columns
+    for row in found.toLocalIterator():
+        yield {name: plain(value) for name, value in zip(names, row, strict=True)}
+
+
+def numeric(found: DataFrame) -> list[bool]:
+    """Which of the columns are numbers."""
+    return [kind.startswith(_NUMBERS) for _, kind in found.dtypes]
+
+
+def plain(value: Any) -> Any:
+    """A value of Spark's as JSON has it: times in RFC 3339 UTC, bytes as base64, what is no number as null."""
+    if isinstance(value, datetime):
+        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return moment.isoformat().replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if hasattr(value, "asDict"):
+        return {name: plain(part) for name, part in value.asDict().items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    return value

@@ -1,0 +1,203 @@
+"""Reading a SQLite store in bulk: rows become columns without becoming records, and conditions are met in the database.
+
+Each page is a statement of its own, so that a long scan holds back no checkpoint. Pages follow `seq`, except where an index
+finds the few tasks that a condition leaves: those are looked up by their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from omniq.errors import EventsLost
+from omniq.models import TaskError
+from omniq.operations import Shard
+from omniq.storage.scanning import Range
+from omniq.storage.sqlite_rows import decode_error
+from omniq.storage.tables import Columns, Condition
+
+Fetch = Callable[[str, Sequence[Any]], Awaitable[list[tuple[Any, ...]]]]
+
+WINDOW = 100  # how many times as many numbers a statement may pass over as it may return rows
+
+_CALL = """CAST(CASE WHEN args IS NULL OR kwargs IS NULL THEN payload
+ ELSE '{"args":' || args || ',"kwargs":' || kwargs || '}' END AS BLOB)"""
+_STATUS = """CASE state WHEN 4 THEN 'RUNNING' WHEN 5 THEN 'SUCCESS' WHEN 6 THEN 'FAILED' WHEN 7 THEN 'CANCELLED'
+ ELSE CASE WHEN attempt > 0 THEN 'RETRYING' ELSE 'PENDING' END END"""
+_TASKS = {
+    "id": "id",
+    "queue": "queue",
+    "name": "func_path",
+    "group_id": '"group"',
+    "status": "status",
+    "attempts": "attempts",
+    "max_attempts": "max_retries + 1",
+    "created_at": "created_at",
+    "due_at": "eta",
+    "started_at": "started_at",
+    "finished_at": "finished_at",
+    "worker": "worker",
+    "error_type": "last_error",
+    "error": "last_error",
+    "run_id": "run_id",
+    "idempotency_key": "idempotency_key",
+    "origin": "origin",
+    "seq": "seq",
+    "encoding": "encoding",
+    "payload": _CALL,
+}
+_RESULTS = {
+    "task_id": "task_id",
+    "status": "status",
+    "attempts": "attempts",
+    "started_at": "last_attempt_at",
+    "finished_at": "finished_at",
+    "error_type": "error",
+    "error": "error",
+    "encoding": "encoding",
+    "result": "CAST(result AS BLOB)",
+}
+_EVENTS = {
+    "store": "NULL",
+    "shard": "''",
+    "seq": "seq",
+    "ts": "ts",
+    "event": "event",
+    "task_id": "task_id",
+    "queue": "queue",
+    "name": "name",
+    "group_id": '"group"',
+    "attempt": "attempt",
+    "worker": "nullif(worker, '')",
+    "enqueued_at": "enqueued_at",
+    "due_at": "due",
+    "status": _STATUS,
+    "data": "nullif(data, '')",
+}
+SOURCES = {"tasks": _TASKS, "results": _RESULTS, "events": _EVENTS}
+
+# Errors are stored as JSON, of which SQLite and Python do not read every text alike: Python does.
+_IN_PYTHON: dict[str, Callable[[TaskError], str]] = {
+    "error_type": lambda error: error.type,
+    "error": lambda error: error.message,
+}
+
+# What an index leads to: tasks with some ids, and those of a status while they are few, which a counter of the queues tells.
+# The plus keeps SQLite from going by `seq`.
+_BY_STATUS = {"FAILED": ("state = 6 AND status = 'FAILED'", "dead"), "RUNNING": ("state = 4", "running")}
+_NEAR = "+seq > ? AND +seq <= ?"
+_FEW = 8  # one in so many: beyond that, reading on is quicker than looking up
+
+
+async def scan(
+    fetch: Fetch,
+    shard: Callable[[], Awaitable[list[Shard]]],
+    range: Range,
+    columns: Sequence[str],
+    where: Sequence[Condition],
+    rows: int,
+) -> AsyncIterator[Columns]:
+    """The rows of a range of tasks, results or events as column batches. Raises `EventsLost` when some were purged."""
+    page = _Page(range.table, columns, where)
+    numbers = await _numbers(fetch, range, where)
+    if numbers is not None:
+        for begin in _steps(0, len(numbers), rows):
+            yield page.columns(await fetch(page.by_numbers, (*page.values, _json(numbers[begin : begin + rows]))))
+        return
+    after, window = range.after, rows
+    while after < range.upto:
+        upto = min(after + window, range.upto)
+        found = await fetch(page.dense if window == rows else page.sparse, (*page.values, after, upto, rows))
+        if range.table == "events":  # asked afterwards: what is there now was there when the page was read
+            (there,) = await shard()
+            if after < there.first - 1:
+                raise EventsLost(f"events up to {there.first - 1} were purged; go on from there")
+        after = upto if window == rows or len(found) < rows else found[-1][-1]
+        window = min(window * 2, rows * WINDOW) if len(found) * 2 < rows else rows
+        yield page.columns(found)
+
+
+class _Page:
+    """The statements of a scan, and what becomes of their rows.
+
+    As many numbers as a page has rows are read as they are; of more of them, which few rows have, each row ends with its own.
+    """
+
+    def __init__(self, table: str, columns: Sequence[str], where: Sequence[Condition]) -> None:
+        source = SOURCES[table]
+        self._names = list(columns)
+        self._tests = [condition for condition in where if condition.column in _IN_PYTHON and condition.test in _VALUES]
+        self._fields = list(dict.fromkeys([*columns, *(condition.column for condition in self._tests)]))
+        tests = [_test(source[c.column], c) for c in where if c not in self._tests]
+        if table == "tasks":
+            tests.append(("state <> 0", ()))  # staged tasks are nobody's yet
+        self.values = [value for _, values in tests for value in values]
+        fields = ", ".join(source[name] for name in self._fields)
+        met = " AND ".join(text for text, _ in tests) or "1"
+        here = f"FROM {table} WHERE {met} AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+        self.dense = f"SELECT {fields} {here}"
+        self.sparse = f"SELECT {fields}, seq {here}"
+        self.by_numbers = f"SELECT {fields} FROM {table} WHERE {met} AND seq IN (SELECT value FROM json_each(?)) ORDER BY seq"
+
+    def columns(self, rows: list[tuple[Any, ...]]) -> Columns:
+        if not rows:
+            return {name: [] for name in self._names}
+        found: Columns = dict(zip(self._fields, zip(*rows, strict=True), strict=False))
+        for name in _IN_PYTHON.keys() & found.keys():
+            found[name] = _parts(found[name], _IN_PYTHON[name])
+        for condition in self._tests:
+            kept = [n for n, value in enumerate(found[condition.column]) if condition.holds(value)]
+            found = {name: [values[n] for n in kept] for name, values in found.items()}
+        return {name: found[name] for name in self._names}
+
+
+def _parts(errors: Iterable[str | bytes | None], part: Callable[[TaskError], str]) -> list[str | None]:
+    return [None if error is None else part(decode_error(error)) for error in errors]
+
+
+_VALUES = frozenset({"=", "in", ">", ">=", "<", "<=", "starts"})
+
+
+def _test(source: str, condition: Condition) -> tuple[str, tuple[Any, ...]]:
+    """A condition in SQL. Text is compared by its bytes, as Python and Spark do."""
+    match condition.test:
+        case "null":
+            return f"({source}) IS NULL", ()
+        case "not null":
+            return f"({source}) IS NOT NULL", ()
+        case "in":
+            return f"({source}) IN (SELECT value FROM json_each(?))", (_json(list(condition.value)),)
+        case "starts":
+            return f"substr({source}, 1, ?) = ?", (len(condition.value), condition.value)
+        case _:
+            return f"({source}) {condition.test} ?", (condition.value,)
+
+
+async def _numbers(fetch: Fetch, range: Range, where: Sequence[Condition]) -> list[int] | None:
+    """The numbers of the few tasks that an index finds for a condition; None if no condition leaves few."""
+    if range.table != "tasks":
+        return None
+    for condition in where:
+        few: tuple[str, tuple[Any, ...]] | None = None
+        if condition.column == "id" and condition.test in ("=", "in"):
+            few = _test("id", condition)
+        elif condition.column == "status" and condition.test == "=" and condition.value in _BY_STATUS:
+            text, counter = _BY_STATUS[condition.value]
+            ((there,),) = await fetch(f"SELECT coalesce(sum({counter}), 0) FROM queues", ())
+            few = (text, ()) if there * _FEW < range.upto - range.after else None
+        if few is not None:
+            found = await fetch(f"SELECT seq FROM tasks WHERE {few[0]} AND {_NEAR}", (*few[1], range.after, range.upto))
+            return sorted(row[0] for row in found)
+    return None
+
+
+def _steps(start: int, stop: int, step: int) -> Iterable[int]:
+    while start < stop:
+        yield start
+        start += step
+
+
+def _json(values: list[Any]) -> str:
+    return msgspec.json.encode(values).decode()
