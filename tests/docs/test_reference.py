@@ -267,3 +267,12 @@ def test_every_setting_of_a_spark_session_is_in_the_reference(docs: Path) -> Non
     assert missing(sorted(named), code(page)) == []
     assert missing(inspect.signature(omniq.spark.session).parameters, section(page, "## `session`")) == []
     assert missing(["cause", "is_local", "unwrapped"], code(page)) == []
+
+
+def test_what_makes_tasks_of_dataframes_is_in_the_reference(docs: Path) -> None:
+    page = docs / "reference/spark-tasks.md"
+    for name in ("enqueue", "map_tasks", "map_stream", "replay"):
+        function = getattr(omniq.spark, name)
+        assert missing(inspect.signature(function).parameters, section(page, f"## `{name}`")) == [], name
+    assert missing(omniq.spark.EnqueueReport.__struct_fields__, section(page, "## `enqueue`")) == []
+    assert missing(omniq.spark.ReplayReport.__struct_fields__, section(page, "## `replay`")) == []
