@@ -138,8 +138,9 @@ def test_every_command_and_option_has_words_and_an_example(docs: Path) -> None:
 
 def test_every_command_takes_a_store_and_every_reading_one_json() -> None:
     without_store = {"omniq migrate", "omniq send", "omniq spark doctor"}
-    lake = ("init", "build", "check", "compact", "expire", "erase", "query", "report")
-    without_store |= {f"omniq lake {name}" for name in lake}
+    without_store |= {
+        f"omniq lake {name}" for name in ["init", "build", "check", "compact", "expire", "erase", "query", "report"]
+    }
     reading = {"tasks list", "tasks show", "dlq list", "queues", "groups", "result"}
     for path, command in cli_pages.commands():
         options = {option for p in command.params for option in p.opts}
@@ -215,6 +216,7 @@ FILE_SECTIONS = {
         file_ledger.Rows,
         ledger.QueueRow,
         ledger.Lane,
+        ledger.Run,
         omniq.operations.WorkerInfo,
         file_index.Counters,
     ],
@@ -244,7 +246,7 @@ def test_every_folder_and_the_format_of_a_file_store_are_in_the_reference(docs: 
 def test_the_contract_names_every_operation_field_and_call(docs: Path) -> None:
     page = docs / "reference/driver-contract.md"
     text = page.read_text()
-    abstract = {omniq.operations.Operation, omniq.operations.OnTask, omniq.operations.OnRun, omniq.operations.Held}
+    abstract = {omniq.operations.Operation, omniq.operations.OnTask, omniq.operations.Held, omniq.operations.OnRun}
     operations = [
         kind
         for kind in vars(omniq.operations).values()

@@ -3,8 +3,7 @@
 import datetime as dt
 from collections.abc import Iterator
 from decimal import Decimal
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -21,7 +20,7 @@ from omniq.spark.address import address_of
 from omniq.spark.columns import choice
 from omniq.spark.enqueueing import task_rows
 from omniq.spark.rows import task_id
-from omniq.spark.staging import Work, begin, check_place, stage
+from omniq.spark.staging import Work, begin, stage
 from omniq.storage.bulk import open_bulk
 
 if TYPE_CHECKING:
@@ -244,16 +243,6 @@ def test_a_stream_is_refused(spark: "SparkSession", store: str) -> None:
     stream = spark.readStream.format("rate").load()
     with pytest.raises(Invalid, match="map_stream"):
         enqueue(stream, store, jobs.echo, key="value")
-
-
-@pytest.mark.parametrize("url", ["sqlite:///q.db", "file:///q"])
-@pytest.mark.parametrize("master", ["spark://10.0.0.7:7077", "yarn", "k8s://cluster"])
-def test_a_store_of_one_machine_is_refused_on_a_cluster(url: str, master: str) -> None:
-    elsewhere = cast("SparkSession", SimpleNamespace(conf={"spark.master": master}))
-    with pytest.raises(Invalid, match=rf"{master}.*keep the tasks in Redis"):
-        check_place(elsewhere, url)
-    check_place(elsewhere, "redis://10.0.0.7:6379/0")
-    check_place(cast("SparkSession", SimpleNamespace(conf={"spark.master": "spark://127.0.0.1:7077"})), url)
 
 
 def test_whoever_waits_is_told_how_far_it_is(spark: "SparkSession", store: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support import spark_jobs
 from support.redis_server import running
-from support.shell import Shell
+from support.shell import Shell, alive
 from support.spark_cluster import Cluster, cluster
 from support.spark_server import connect_server
 from support.waiting import wait_for
@@ -107,6 +107,21 @@ def test_a_signal_stops_it_in_good_order(tmp_path: Path, folder: Path, number: i
     assert "Traceback" not in sh.said
 
 
+def test_a_terminal_shows_how_far_it_is_and_ctrl_c_stops_it_in_good_order(tmp_path: Path, folder: Path) -> None:
+    sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
+    gate, path = folder / "gate", str(folder / "runs")
+    with sh.queue() as oq:
+        oq.enqueue(spark_jobs.until, path, str(gate))
+    with sh.terminal("spark", "worker", JOBS, "--master", "local[1]") as terminal:
+        terminal.until("1 running · 0 done · 0 failed", WITHIN_S)
+        gate.touch()
+        terminal.until("0 running · 1 done · 0 failed", WITHIN_S)
+        terminal.type("\x03")
+        assert terminal.ended(WITHIN_S) == 0
+        assert "all slots ended: 1 done, 0 failed, 0 retried" in terminal.screen()
+        assert "running ·" not in terminal.screen()
+
+
 def test_the_second_signal_ends_it_at_once_and_the_task_comes_back(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     gate, path = folder / "gate", str(folder / "runs")
@@ -118,6 +133,7 @@ def test_the_second_signal_ends_it_at_once_and_the_task_comes_back(tmp_path: Pat
         wait_for(lambda: "stopping: running tasks have their grace time" in sh.said, within=60)
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(60) == 128 + signal.SIGTERM
+        wait_for(lambda: not alive(int(Path(path).read_text())), within=60)  # the slot
         gate.touch()
         with oq.worker():
             result = oq.get_result(id, wait=True, timeout=60)

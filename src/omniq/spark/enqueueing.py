@@ -13,16 +13,16 @@ from msgspec import UNSET, UnsetType
 from omniq.durations import in_seconds
 from omniq.errors import Invalid
 from omniq.models import duration_us, new_id
-from omniq.spark.address import address_of, resolved
+from omniq.spark.address import address_of, must_reach, resolved
 from omniq.spark.columns import ETA, GROUP, ID, KEY, Choice, choice, chosen
 from omniq.spark.progress import Tell, shown, watching
 from omniq.spark.rows import Rows, rows_of
+from omniq.spark.sessions import is_local
 from omniq.spark.staging import (
     Tally,
     Work,
     aborting,
     begin,
-    check_place,
     committed,
     counted,
     parts_of,
@@ -131,7 +131,7 @@ def load(
 ) -> tuple[EnqueueReport, Tally]:
     """Stage the rows and commit them; what came of it, and what Spark counted."""
     began, asked, queue = time.monotonic(), run_id or new_id(), rows.form.queue
-    check_place(df.sparkSession, url)
+    must_reach(url, is_local(df.sparkSession))
     picked = chosen(df, rows.namespace, choice)
     with shown(progress) as tell, open_bulk(resolved(url)) as bulk:
         run, done = begin(bulk, asked, queue, RUN_TTL_S)

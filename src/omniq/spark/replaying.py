@@ -13,11 +13,12 @@ from pyspark.sql import functions as F
 from omniq.errors import Invalid
 from omniq.models import Record, check_queue, check_text, new_id
 from omniq.operations import Enqueue
-from omniq.spark.address import Address, address_of, existing
+from omniq.spark.address import Address, address_of, existing, must_reach
 from omniq.spark.causes import unwrapped
 from omniq.spark.columns import ID, KEY, column, id_of, in_ranges
 from omniq.spark.progress import Tell, shown, watching
-from omniq.spark.staging import aborting, check_place, committed, parts_of
+from omniq.spark.sessions import is_local
+from omniq.spark.staging import aborting, committed, parts_of
 from omniq.storage.bulk import Bulk
 from omniq.translate import fingerprint
 
@@ -94,7 +95,7 @@ def replay(
     ids = _ids(df, label)
     if queue is not None:
         check_queue(queue)
-    check_place(df.sparkSession, url)
+    must_reach(url, is_local(df.sparkSession))
     with shown(progress) as tell, existing(url) as bulk:
         copying = Copying(address_of(url, bulk.info().store_id), label, queue, None if dry_run else f"replay-{new_id()}")
         out = in_ranges(ids, parts_of(df.sparkSession, url)).mapInArrow(lambda batches: copy(batches, copying), TALLY)

@@ -12,14 +12,13 @@ import pyarrow as pa
 
 from omniq.errors import Invalid, RunClosed, StoreError
 from omniq.operations import Enqueue, RunInfo, RunState
-from omniq.spark.address import SHARE, Address, is_file, resolved
+from omniq.spark.address import Address, is_file, resolved
 from omniq.spark.causes import unwrapped
 from omniq.spark.columns import ID, KEY, in_ranges
 from omniq.spark.rows import Rows
-from omniq.spark.sessions import is_connect, is_local
+from omniq.spark.sessions import is_connect
 from omniq.spark.writing import CHUNK, chunks
 from omniq.storage.bulk import Bulk
-from omniq.storage.url import mask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,13 +48,6 @@ class Tally(msgspec.Struct):
     without_key: int = 0
     sample: str | None = None
     ids: pa.ChunkedArray | None = None
-
-
-def check_place(spark: SparkSession, url: str) -> None:
-    """Raise `Invalid` where the processes of Spark's may run on other machines than the store's only one."""
-    real = resolved(url)
-    if is_file(real) and not is_local(spark):
-        raise Invalid(f"{mask(real)} cannot be written by the master {spark.conf.get('spark.master', '')}: {SHARE}")
 
 
 def parts_of(spark: SparkSession, url: str) -> int:

@@ -405,6 +405,7 @@ class RedisStorage(BaseStorage):
 
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
         await self._opened()
+        tasks = [saved for saved in tasks if saved.record.state is not State.STAGED]
         parts = by_slot(tasks, self._slot_of) if self._target.cluster else [tasks]
         await self._list({saved.record.queue for saved in tasks})
         new = 0
