@@ -21,8 +21,9 @@ help: ## show this list
 setup: $(INSTALLED) ## build .venv, or bring it up to date
 	@:
 
-demo: setup ## run the demo: tasks, results and a retry, on SQLite
+demo: setup ## run the demo: tasks, results and a retry on SQLite, then the data pipeline on Spark
 	@$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/lake_demo.py
 
 test: setup ## run the tests, without the slow ones
 	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(ARGS)

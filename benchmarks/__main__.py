@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
@@ -31,7 +33,14 @@ SUBJECTS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "tcp": tcp.run,
     "file": file.run,
     "waiting": file.run_waiting,
+    "spark": lambda bench: _spark().run(bench),
+    "growth": lambda bench: _spark().run_growth(bench),
 }
+
+
+def _spark() -> ModuleType:
+    """Only when asked for: it starts Java."""
+    return importlib.import_module("benchmarks.spark")
 
 
 def main() -> int:

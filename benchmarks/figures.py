@@ -78,6 +78,28 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+def beside(
+    name: str,
+    unit: str,
+    measured: Series,
+    other: str,
+    baseline: Series,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+) -> Figure:
+    """A figure whose aim is a ratio to the baseline."""
+    return Figure(
+        name=name,
+        unit=unit,
+        measured=measured,
+        baseline=baseline,
+        baseline_name=other,
+        above=None if above is None else above * baseline.median,
+        below=None if below is None else below * baseline.median,
+    )
+
+
 def percentile(values: list[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]

@@ -1,4 +1,4 @@
-"""The tasks that the benchmarks run: none of them does anything, so that what is measured is the queue."""
+"""The tasks that the benchmarks run: none of them does anything (one fails), so that what is measured is the queue."""
 
 import time
 
@@ -9,6 +9,10 @@ async def nothing(payload: str = "") -> None:
 
 def nothing_in_a_thread(payload: str = "") -> None:
     pass
+
+
+async def broken(payload: str = "") -> None:
+    raise ValueError("it always fails")
 
 
 async def when() -> float:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.shell import Shell
+from support.shell import Shell, alive
 from support.waiting import wait_for
 
 
@@ -16,13 +16,6 @@ def results(shell: Shell, ids: list[str]) -> list[object]:
         found = [oq.get_result(id) for id in ids]
     assert all(found)
     return [r.result for r in found if r is not None]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_draining_ends_with_0_although_tasks_failed_and_says_how_many(each: Shell) -> None:

@@ -19,9 +19,13 @@ import omniq.testing
 from omniq import config, models
 from omniq.client.wire import PushOptions
 from omniq.server import ServeOptions, atomic, looking, metrics, protocol, server, session
+from omniq.spark.options import READ
+from omniq.spark.schema import SPARK_TYPES
 from omniq.spark.settings import EVERYWHERE, settings
+from omniq.spark.writing import WRITE
 from omniq.storage import file_folder, file_index, file_journal, file_ledger, file_lines, file_opening, ledger, sqlite_schema
 from omniq.storage.base import BaseStorage
+from omniq.storage.tables import TABLES
 from omniq.tasks import Options
 
 
@@ -134,6 +138,9 @@ def test_every_command_and_option_has_words_and_an_example(docs: Path) -> None:
 
 def test_every_command_takes_a_store_and_every_reading_one_json() -> None:
     without_store = {"omniq migrate", "omniq send", "omniq spark doctor"}
+    without_store |= {
+        f"omniq lake {name}" for name in ["init", "build", "check", "compact", "expire", "erase", "query", "report"]
+    }
     reading = {"tasks list", "tasks show", "dlq list", "queues", "groups", "result"}
     for path, command in cli_pages.commands():
         options = {option for p in command.params for option in p.opts}
@@ -209,6 +216,7 @@ FILE_SECTIONS = {
         file_ledger.Rows,
         ledger.QueueRow,
         ledger.Lane,
+        ledger.Run,
         omniq.operations.WorkerInfo,
         file_index.Counters,
     ],
@@ -238,7 +246,7 @@ def test_every_folder_and_the_format_of_a_file_store_are_in_the_reference(docs: 
 def test_the_contract_names_every_operation_field_and_call(docs: Path) -> None:
     page = docs / "reference/driver-contract.md"
     text = page.read_text()
-    abstract = {omniq.operations.Operation, omniq.operations.OnTask, omniq.operations.Held}
+    abstract = {omniq.operations.Operation, omniq.operations.OnTask, omniq.operations.Held, omniq.operations.OnRun}
     operations = [
         kind
         for kind in vars(omniq.operations).values()
@@ -267,6 +275,20 @@ def test_every_setting_of_a_spark_session_is_in_the_reference(docs: Path) -> Non
     assert missing(sorted(named), code(page)) == []
     assert missing(inspect.signature(omniq.spark.session).parameters, section(page, "## `session`")) == []
     assert missing(["cause", "is_local", "unwrapped"], code(page)) == []
+
+
+def test_every_table_column_and_option_of_the_spark_format_is_in_the_reference(docs: Path) -> None:
+    page = docs / "reference/spark-format.md"
+    for table, columns in TABLES.items():
+        rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \|$", section(page, f"### `{table}`"), re.MULTILINE)
+        assert rows == [(column.name, SPARK_TYPES[column.type].lower(), column.doc) for column in columns], table
+    for names, title in ((READ, "## Options for reading"), (WRITE, "## Writing")):
+        listed = [
+            name for cell in re.findall(r"^\| (`.*?) \|", section(page, title), re.MULTILINE) for name in cell.split(", ")
+        ]
+        assert sorted(listed) == sorted(f"`{name}`" for name in names)
+    for function in (omniq.spark.read, omniq.spark.read_stream):
+        assert missing(inspect.signature(function).parameters, code(page)) == []
 
 
 def test_what_makes_tasks_of_dataframes_is_in_the_reference(docs: Path) -> None:

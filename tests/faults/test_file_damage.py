@@ -17,8 +17,8 @@ from file_scenes import START_US, TOKEN, clock, do, job
 from file_truth import TABLES, Dump, check_folder, check_works, difference, dump, read_lines, reports
 
 from omniq.errors import Invalid, StoreFull, StoreTooNew, StoreUnavailable
-from omniq.models import TaskError
-from omniq.operations import Ack, Enqueue, Fail, Reserve, Retention
+from omniq.models import State, TaskError
+from omniq.operations import AbortRun, Ack, CommitRun, Enqueue, Fail, OpenRun, Reserve, Retention, Stage
 from omniq.storage import file_folder
 from omniq.storage.file import FileStorage
 from omniq.storage.file_folder import sealed_file
@@ -274,6 +274,44 @@ def test_the_id_of_a_store_outlives_its_format_file_and_its_state(small: Path, r
         path = copied(small, room)
         (path / name).write_bytes(b"nonsense")
         assert asyncio.run(id_of(path)) == expected, name
+
+
+async def stage(storage: FileStorage, run_id: str, *ids: str) -> None:
+    await do(storage, (OpenRun(queue="q", run_id=run_id),))
+    await do(storage, (Stage(queue="q", run_id=run_id, tasks=tuple(op for id in ids for op in job(id))),))
+
+
+def test_a_run_whose_row_is_gone_can_still_be_committed(room: Path) -> None:
+    async def main() -> None:
+        path = room / "store"
+        async with opened(path) as storage:
+            await stage(storage, "r", "a", "b")
+        for name in ("state.json", *(f"journal/{file.name}" for file in (path / "journal").iterdir())):
+            (path / name).unlink(missing_ok=True)
+        async with opened(path) as storage:
+            assert [task.state for task in [await storage.get("a"), await storage.get("b")] if task] == [State.STAGED] * 2
+            await do(storage, (CommitRun(queue="q", run_id="r"),))
+            assert (await storage.counts())[0].ready == 2
+            assert await storage.check() == []
+
+    asyncio.run(main())
+
+
+def test_a_staged_task_that_is_lost_does_not_hold_up_the_runs_that_want_it(room: Path) -> None:
+    async def main() -> None:
+        path = room / "store"
+        async with opened(path) as storage:
+            await stage(storage, "first", "lost", "kept")
+            await stage(storage, "second", "lost", "kept")
+        file = file_of(path, "queue/pending")
+        file.write_bytes(file.read_bytes().replace(b'"lost"', b'"LOST"', 1))
+        async with opened(path) as storage:
+            await do(storage, (AbortRun(queue="q", run_id="first"),))
+            await do(storage, (CommitRun(queue="q", run_id="second"),))
+            assert [(c.staged, c.ready) for c in await storage.counts()] == [(0, 1)]
+            await check_works(storage)
+
+    asyncio.run(main())
 
 
 def test_a_line_damaged_under_a_living_store_is_put_aside_and_the_rest_goes_on(small: Path, room: Path) -> None:

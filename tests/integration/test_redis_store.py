@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -10,11 +12,11 @@ from typing import Any
 
 import pytest
 from support import jobs
-from support.redis_server import Server, running
+from support.redis_server import Server, free_port, running
 
 from omniq import AsyncOmniQ
 from omniq.cli.copying import Copy
-from omniq.errors import Invalid, Refused
+from omniq.errors import Invalid, Refused, StoreUnavailable
 from omniq.models import Blocker, Record, State, StoredResult, new_token
 from omniq.operations import Ack, Cancel, Enqueue, Extend, Fail, Filter, Reserve, Reserved, Retention, Saved
 from omniq.storage.base import BaseStorage
@@ -440,6 +442,39 @@ def test_sentinels_name_the_master(server: Server, raw: Any, tmp_path: Path) -> 
     finally:
         sentinel.stop()
     assert raw.zcard(f"{BASE}active") == 2
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+def test_a_server_with_tls_is_reached_and_its_certificate_is_checked(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server.client() as client:
+        if not client.config_get("tls-port"):
+            pytest.skip("this server was built without TLS")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*make.split(), *names], check=True, capture_output=True)
+    port = free_port()
+    files = {"tls_cert_file": str(certificate), "tls_key_file": str(key), "tls_ca_cert_file": str(certificate)}
+    url = f"rediss://localhost:{port}/0"
+
+    async def works() -> None:
+        async with RedisStorage(url) as storage:
+            await add(storage, new("a"))
+            storage.apply_blocking([(new("b"),)])
+            assert [t.id for t in await take(storage, 9)] == ["a", "b"]
+
+    async def refused() -> None:
+        storage = RedisStorage(url)
+        with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+            await storage.open()
+        await storage.close()
+
+    with running(tmp_path / "tls", tls_port=str(port), tls_auth_clients="no", **files):
+        asyncio.run(refused())
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        asyncio.run(works())
 
 
 def test_a_failed_task_that_failed_here_is_not_swept_again(server: Server, raw: Any) -> None:

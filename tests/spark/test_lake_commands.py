@@ -117,7 +117,7 @@ def test_a_check_that_fails_ends_with_1(room: Path, tmp_path: Path) -> None:
         (("report", "--lake", "{lake}", "--since", "yesterday"), "2026-11-01"),
         (("build", "--lake", "{lake}", "--tables", "nope"), "nope"),
         (("erase", "--lake", "{lake}"), "one task or one group"),
-        (("expire", "--lake", "{lake}", "--keep-days", "0"), "0"),
+        (("expire", "--lake", "{lake}", "--keep-days", "0"), "--keep-days"),
         (("ingest", "--lake", "{lake}", "--every", "soon"), "soon"),
     ],
 )

@@ -117,6 +117,15 @@ def test_only_the_columns_and_rows_that_are_asked_for_are_read(url: str) -> None
     assert rows(made, made.partitions()) == [{"name": "support.jobs:fail", "error": "ähm, no luck"}] * 2
 
 
+def test_the_id_of_the_store_is_a_column_that_conditions_see(url: str) -> None:
+    enqueue(url, 2)
+    with open_bulk(url) as bulk:
+        store = bulk.info().store_id
+    for where, count in ((f"store = '{store}' AND seq = 1", 1), ("store = 'other'", 0), ("store IS NOT NULL", 2)):
+        made = batch_reader(url, "events", "store", where=where)
+        assert rows(made, made.partitions()) == [{"store": store}] * count
+
+
 def test_an_empty_store_has_no_rows(url: str) -> None:
     with open_bulk(url) as bulk:
         bulk.info()
@@ -188,7 +197,7 @@ def test_a_url_in_the_environment_stays_there(server: Server, monkeypatch: pytes
     secret = server.url.replace("127.0.0.1", "user:hush@127.0.0.1")
     monkeypatch.setenv("QUEUE_URL", secret)
     made = batch_reader("env:QUEUE_URL", "tasks")
-    assert "hush" not in repr(vars(made)) + repr(address_of("env:QUEUE_URL", "s"))
+    assert "hush" not in repr(vars(made)) + repr(address_of("env:QUEUE_URL", "s")) + repr(address_of(secret, "s"))
     assert b"hush" not in pickle.dumps([made, address_of("env:QUEUE_URL", "s")])
     monkeypatch.setenv("QUEUE_URL", server.url)
     with existing("env:QUEUE_URL") as bulk:

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from support import spark_jobs
 from support.redis_server import running
-from support.shell import Shell
+from support.shell import Shell, alive
 from support.spark_cluster import Cluster, cluster
+from support.spark_server import connect_server
 from support.waiting import wait_for
-
-from omniq.spark.java import find_java, launcher
 
 JOBS = "support.spark_jobs"
 SMALL = ["--conf", "spark.driver.memory=512m", "--conf", "spark.executor.memory=512m"]
@@ -108,6 +107,21 @@ def test_a_signal_stops_it_in_good_order(tmp_path: Path, folder: Path, number: i
     assert "Traceback" not in sh.said
 
 
+def test_a_terminal_shows_how_far_it_is_and_ctrl_c_stops_it_in_good_order(tmp_path: Path, folder: Path) -> None:
+    sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
+    gate, path = folder / "gate", str(folder / "runs")
+    with sh.queue() as oq:
+        oq.enqueue(spark_jobs.until, path, str(gate))
+    with sh.terminal("spark", "worker", JOBS, "--master", "local[1]") as terminal:
+        terminal.until("1 running · 0 done · 0 failed", WITHIN_S)
+        gate.touch()
+        terminal.until("0 running · 1 done · 0 failed", WITHIN_S)
+        terminal.type("\x03")
+        assert terminal.ended(WITHIN_S) == 0
+        assert "all slots ended: 1 done, 0 failed, 0 retried" in terminal.screen()
+        assert "running ·" not in terminal.screen()
+
+
 def test_the_second_signal_ends_it_at_once_and_the_task_comes_back(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     gate, path = folder / "gate", str(folder / "runs")
@@ -119,6 +133,7 @@ def test_the_second_signal_ends_it_at_once_and_the_task_comes_back(tmp_path: Pat
         wait_for(lambda: "stopping: running tasks have their grace time" in sh.said, within=60)
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(60) == 128 + signal.SIGTERM
+        wait_for(lambda: not alive(int(Path(path).read_text())), within=60)  # the slot
         gate.touch()
         with oq.worker():
             result = oq.get_result(id, wait=True, timeout=60)
@@ -128,16 +143,12 @@ def test_the_second_signal_ends_it_at_once_and_the_task_comes_back(tmp_path: Pat
 
 
 CONNECT = """
-import socket, sys
+import sys
 from pyspark.sql import SparkSession
 from omniq.spark import run_worker
 
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-place = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
-spark = SparkSession.builder.config(map={**place, "spark.ui.enabled": "false"}).remote("local[2]").getOrCreate()
-report = run_worker(spark, sys.argv[1], modules=["support.spark_jobs"], slots=2, drain=True)
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+report = run_worker(spark, sys.argv[2], modules=["support.spark_jobs"], slots=2, drain=True)
 print(report.done, report.failed, report.lost)
 spark.stop()
 """
@@ -149,9 +160,8 @@ def test_a_session_of_connect_runs_tasks_too(tmp_path: Path, folder: Path) -> No
     paths = [str(folder / str(n)) for n in range(20)]
     with sh.queue() as oq:
         oq.enqueue_many(spark_jobs.once, [(path,) for path in paths])
-    java = {"JAVA_HOME": str(launcher(find_java())), "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, "script.py", sh.url]
-    environment = {**sh.environment, **java}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=WITHIN_S)
+    with connect_server(tmp_path) as server:
+        command = [sys.executable, "script.py", server, sh.url]
+        done = subprocess.run(command, cwd=tmp_path, env=sh.environment, capture_output=True, text=True, timeout=WITHIN_S)
     assert (done.returncode, done.stdout) == (0, "20 0 0\n"), done.stderr
     assert [spark_jobs.runs(path) for path in paths] == [1] * 20

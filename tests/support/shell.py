@@ -167,5 +167,12 @@ class Shell:
                     pipe.close()
 
 
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def url_of(kind: str, path: Path) -> str:
     return f"sqlite:///{path}.db?durability=process" if kind == "sqlite" else f"file://{path}?durability=process"

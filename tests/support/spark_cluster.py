@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from support.redis_server import free_port
+from support.spark_server import environment
 from support.waiting import wait_for
 
 START_S = 180.0
@@ -21,23 +21,19 @@ class Daemon:
     def __init__(self, folder: Path, main: str, host: str, *arguments: str) -> None:
         import pyspark
 
-        from omniq.spark.java import find_java, launcher
-
         folder.mkdir(parents=True)
         self._log = folder / "log"
         home = Path(pyspark.__file__).parent
-        environment = {
-            **os.environ,
-            "JAVA_HOME": str(launcher(find_java())),
+        variables = {
+            **environment(),
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": host,  # also what its web page is bound to
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
-            "PYSPARK_PYTHON": sys.executable,
         }
         command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}", "--host", host, *arguments]
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, cwd=folder, env=variables, stdout=log, stderr=log)
 
     def until_said(self, text: str) -> None:
         wait_for(lambda: text in self.said or self.process.poll() is not None, within=START_S)

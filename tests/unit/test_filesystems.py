@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from omniq import SQLiteStorage, StoreUnavailable
-from omniq.storage import sqlite as sqlite_module
+from omniq.storage import local as local_module
 from omniq.storage.filesystems import network_fs
 
 MOUNTS = """\
@@ -52,7 +52,7 @@ def test_the_test_folder_itself_is_local(tmp_path: Path) -> None:
 def test_a_network_file_system_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
-    monkeypatch.setattr(sqlite_module, "network_fs", lambda path: "nfs4")
+    monkeypatch.setattr(local_module, "network_fs", lambda path: "nfs4")
 
     async def body() -> None:
         refused = SQLiteStorage(tmp_path / "q.db")

@@ -49,6 +49,7 @@ def test_a_predicate_becomes_conditions(text: str, expected: list[Condition]) ->
         ("status = FAILED", "cannot read 'FAILED'"),
         ("status = 7", "no string is '7'"),
         ("attempts = '7'", "no int is"),
+        (f"seq < {1 << 63}", "no long is"),
         ("finished_at > 'yesterday'", "no timestamp is \"'yesterday'\""),
         ("name LIKE '%mail%'", "LIKE takes a start and one % at the end"),
         ("name LIKE 'a_b%'", "LIKE takes a start and one % at the end"),

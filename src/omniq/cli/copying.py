@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from omniq.cli.output import count
 from omniq.cli.progress import bar
 from omniq.errors import Invalid, Refused
-from omniq.models import Record
+from omniq.models import Record, State
 from omniq.operations import EventRow, Filter, QueueCounts, Saved
 from omniq.storage.base import BaseStorage
 
@@ -111,8 +111,8 @@ class Copy:
 
 
 def _compared(c: QueueCounts) -> dict[str, int]:
-    """Waiting and running tasks are one: time moves them, and a copy is not running."""
-    waiting = c.staged + c.waiting + c.running
+    """Waiting and running tasks are one: time moves them, and a copy is not running. What is staged stays with its run."""
+    waiting = c.waiting + c.running
     return {"unended": waiting, "done": c.done, "dead": c.dead, "cancelled": c.cancelled}
 
 
@@ -121,12 +121,13 @@ def _all(c: QueueCounts) -> int:
 
 
 async def _pages(storage: BaseStorage) -> AsyncIterator[list[Record]]:
-    """All tasks, in the order in which they were made, so that blockers come before what they block."""
+    """All tasks but staged ones, in the order in which they were made, so that blockers come before what they block."""
     cursor = None
     while True:
         page = await storage.find(Filter(), cursor, PAGE, newest_first=False)
-        if page.tasks:
-            yield page.tasks
+        tasks = [task for task in page.tasks if task.state is not State.STAGED]
+        if tasks:
+            yield tasks
         cursor = page.cursor
         if cursor is None:
             return

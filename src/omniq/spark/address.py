@@ -32,6 +32,9 @@ class Address(msgspec.Struct, frozen=True):
     store: str
     machine: str = ""
 
+    def __repr__(self) -> str:
+        return f"Address({mask(self.url)!r}, {self.store!r}, {self.machine!r})"
+
     @contextmanager
     def opened(self) -> Generator[Bulk, None, None]:
         """The bulk side of this store. Raises `StoreUnavailable` on a machine where it cannot be this one."""

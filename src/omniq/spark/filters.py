@@ -62,6 +62,8 @@ def value_of(type: Type, value: Any) -> Any:
     kinds: dict[Type, type] = {"string": str, "int": int, "long": int, "boolean": bool}
     if type not in kinds or not isinstance(value, kinds[type]) or (kinds[type] is int and isinstance(value, bool)):
         raise Unfit(value)
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise Unfit(value)
     return value
 
 

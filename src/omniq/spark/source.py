@@ -120,9 +120,12 @@ def record_batches(partition: Any, options: ReadOptions, names: Sequence[str]) -
         return
     arrow = arrow_schema(options.table, names)
     constants = {"store": partition.address.store} if options.table == "events" else {}
+    if not all(condition.holds(constants[condition.column]) for condition in options.where if condition.column in constants):
+        return
+    where = [condition for condition in options.where if condition.column not in constants]
     with partition.address.opened() as bulk, no_garbage():
         for range in partition.ranges:
-            for columns in _scan(bulk, range, options, [name for name in names if name not in constants]):
+            for columns in _scan(bulk, range, options, [name for name in names if name not in constants], where):
                 yield record_batch(columns, arrow, constants)
 
 
@@ -138,12 +141,14 @@ def no_garbage() -> Generator[None, None, None]:
             gc.enable()
 
 
-def _scan(bulk: Bulk, range: Range, options: ReadOptions, names: Sequence[str]) -> Iterator[Columns]:
+def _scan(
+    bulk: Bulk, range: Range, options: ReadOptions, names: Sequence[str], where: Sequence[Condition]
+) -> Iterator[Columns]:
     """The rows of a range; of events that are gone, an error or a jump, as the query wants it."""
     wanted = list(names) if options.table != "events" or "seq" in names else [*names, "seq"]
     while True:
         try:
-            for columns in bulk.scan(range, wanted, options.where, options.batch_rows):
+            for columns in bulk.scan(range, wanted, where, options.batch_rows):
                 if options.table == "events":
                     range = msgspec.structs.replace(range, after=columns["seq"][-1])
                 yield columns

@@ -216,8 +216,9 @@ class BaseStorage(abc.ABC):
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
         """Take in tasks of another store as they stand, blockers before what they block; how many were new.
 
-        A task whose id is there stays as it is. A running one comes back unused, since its holder works elsewhere. An
-        idempotency key lives `key_ttl_us` from its task's creation. Writes no events; only with `capabilities.restores`.
+        A task whose id is there stays as it is. A running one comes back unused, since its holder works elsewhere. A staged one
+        is left out, since its run is not here; one that is staged here goes, as when its id is enqueued. An idempotency key
+        lives `key_ttl_us` from its task's creation. Writes no events; only with `capabilities.restores`.
         """
         raise Invalid(f"{type(self).__name__} cannot take in what another store kept")
 

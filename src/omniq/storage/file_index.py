@@ -171,6 +171,7 @@ class Index:
         self.runs: dict[tuple[str, str], Run] = {}
         self.claims: dict[str, tuple[str, ...]] = {}  # of a staged task: the runs that claim it besides its own
         self._staged: dict[tuple[str, str], dict[str, None]] = {}
+        self._unsorted: set[tuple[str, str]] = set()  # runs whose tasks are not in the order of `seq`
 
     # -- tasks -------------------------------------------------------------------------------------
 
@@ -207,7 +208,7 @@ class Index:
         elif entry.state is State.DEAD:
             self.dead[entry.id] = entry
         elif entry.state is State.STAGED and entry.run_id is not None:
-            self._staged.setdefault((entry.queue, entry.run_id), {})[entry.id] = None
+            self._stage((entry.queue, entry.run_id), entry.id)
         for blocker in entry.waits_for:
             self.blocks.setdefault(blocker, {})[entry.id] = None
         if entry.kept is not None and entry.kept.expires_us is not None:
@@ -301,7 +302,7 @@ class Index:
         if runs:
             self.claims[id] = runs
         for run_id in runs:
-            self._staged.setdefault((queue, run_id), {})[id] = None
+            self._stage((queue, run_id), id)
 
     def forget_lost_claims(self) -> None:
         """Claims of tasks that could not be read."""
@@ -312,16 +313,27 @@ class Index:
             for id in lost:
                 self._unstage(run, id)
 
+    def _stage(self, run: tuple[str, str], id: str) -> None:
+        tasks = self._staged.setdefault(run, {})
+        last, entry = self.entries.get(next(reversed(tasks), id)), self.entries.get(id)
+        if last is None or entry is None or last.seq > entry.seq:
+            self._unsorted.add(run)
+        tasks[id] = None
+
     def _unstage(self, run: tuple[str, str], id: str) -> None:
         tasks = self._staged.get(run, {})
         tasks.pop(id, None)
         if not tasks:
             self._staged.pop(run, None)
+            self._unsorted.discard(run)
 
     def staged(self, run: Run, limit: int) -> list[Entry]:
-        """Staged tasks that carry the run's id or that it claims."""
-        ids = itertools.islice(self._staged.get((run.queue, run.run_id), ()), limit)
-        return [self.entries[id] for id in ids]
+        """Staged tasks that carry the run's id or that it claims, oldest first."""
+        place = (run.queue, run.run_id)
+        if place in self._unsorted:
+            self._unsorted.discard(place)
+            self._staged[place] = dict.fromkeys(sorted(self._staged[place], key=lambda id: self.entries[id].seq))
+        return [self.entries[id] for id in itertools.islice(self._staged.get(place, ()), limit)]
 
     # -- lanes -------------------------------------------------------------------------------------
 

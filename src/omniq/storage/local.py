@@ -169,7 +169,7 @@ class LocalStorage(BaseStorage, abc.ABC, Generic[S]):
         return await self._do(lambda section: section.machine.promote(queue, self._now(now_us), limit))
 
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
-        return await self._do(lambda section: restore_tasks(section.machine, tasks, key_ttl_us), len(tasks))
+        return await self._do(lambda section: restore_tasks(section.machine, tasks, key_ttl_us, self.clock()), len(tasks))
 
     async def restore_events(self, rows: Sequence[EventRow]) -> None:
         await self._do(lambda section: restore_events(section.ledger, rows), len(rows))

@@ -543,7 +543,7 @@ class MemoryStorage(BaseStorage):
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
         with self._lock:
             machine = Machine(self._ready())
-            new = restore_tasks(machine, tasks, key_ttl_us)
+            new = restore_tasks(machine, tasks, key_ttl_us, self.clock())
         self._tell(machine)
         return new
 

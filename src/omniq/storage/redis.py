@@ -163,7 +163,7 @@ class RedisStorage(BaseStorage):
                 answers += await self._apply_by_slot(part, now, repeat)
                 continue
             packed = wire.Packed(part)
-            if len(part) < len(transactions):
+            if part and isinstance(part[0][0], OnRun):
                 answers += packed.read(await self._script(self._key(part), packed.entries, now, repeat))
             else:
                 answers += packed.read(await self._batches.send(self._key(part), packed.entries, now, repeat))
@@ -405,6 +405,7 @@ class RedisStorage(BaseStorage):
 
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
         await self._opened()
+        tasks = [saved for saved in tasks if saved.record.state is not State.STAGED]
         parts = by_slot(tasks, self._slot_of) if self._target.cluster else [tasks]
         await self._list({saved.record.queue for saved in tasks})
         new = 0

@@ -11,13 +11,17 @@ from omniq.storage.ledger import Key, Ledger
 from omniq.storage.machine import DEFAULT_RESULT_TTL_US, Machine
 
 
-def restore_tasks(machine: Machine, tasks: Sequence[Saved], key_ttl_us: int) -> int:
-    """Insert those whose ids are free; how many."""
+def restore_tasks(machine: Machine, tasks: Sequence[Saved], key_ttl_us: int, now_us: int) -> int:
+    """Insert those whose ids are free; how many. What is staged on either side is nobody's task yet."""
     new = 0
     for saved in tasks:
-        if machine.ledger.load(saved.record.id) is None:
-            _insert(machine, saved, key_ttl_us)
-            new += 1
+        there = machine.ledger.load(saved.record.id)
+        if saved.record.state is State.STAGED or (there is not None and there.state is not State.STAGED):
+            continue
+        if there is not None:
+            machine.drop_staged(there, now_us)
+        _insert(machine, saved, key_ttl_us)
+        new += 1
     return new
 
 

@@ -175,7 +175,7 @@ def _end(ledger: Ledger, run: Run, state: RunState, now_us: int) -> None:
 def sweep_runs(machine: Machine, now_us: int, limit: int) -> int:
     """Go on with what runs left behind; how many tasks moved."""
     moved = 0
-    for run in machine.ledger.unsettled(now_us, limit):
+    for run in sorted(machine.ledger.unsettled(now_us, limit), key=lambda run: (run.opened_at_us, run.queue, run.run_id)):
         if run.state is RunState.OPEN:
             _end(machine.ledger, run, RunState.ABORTED, now_us)
         moved += settle(machine, run, now_us, max(limit - moved, 1))

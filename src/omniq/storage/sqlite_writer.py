@@ -27,6 +27,7 @@ Work = Callable[["Section"], T]
 BUSY_TIMEOUT_MS = 30_000
 PAGE_BYTES = 8192  # rows of some 300 bytes: a quarter less time per insert than with 4096
 WAL_PAGES = 2000
+OLDEST = (3, 33)  # the first with UPDATE … FROM
 
 
 class Section:
@@ -59,6 +60,11 @@ class SQLiteWriter(Writer[Section]):
             self._lock_fd = -1
 
     def _open(self) -> None:
+        if sqlite3.sqlite_version_info < OLDEST:
+            wanted = ".".join(map(str, OLDEST))
+            raise StoreUnavailable(
+                f"this Python has SQLite {sqlite3.sqlite_version}; {wanted} or newer is needed: use a newer Python"
+            )
         if not self._in_memory:
             self._lock_fd = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         connection = connect(self._path)

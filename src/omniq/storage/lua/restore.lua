@@ -70,7 +70,12 @@ end
 function upkeep.restore(op)
   local new, last, returned, ended = 0, 0, {}, {}
   for _, saved in ipairs(op.tasks) do
-    if not store.find(queue(saved.queue), saved.id) then
+    local there = store.find(queue(saved.queue), saved.id)
+    if there and there.state == 'staged' then
+      store.drop_staged(there)
+      if there.deps then machine.cascade({there}) end
+    end
+    if not there or there.gone then
       local t, state = insert(saved, last)
       new, last = new + 1, t.seq
       if saved.returned then

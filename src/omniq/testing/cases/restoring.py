@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omniq.models import DEFAULT_QUEUE, State, TaskStatus
-from omniq.operations import EventRow, Filter, Progress, Retention, Saved
+from omniq.operations import CommitRun, EventRow, Filter, OpenRun, Progress, Retention, Saved, Stage
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.bench import Bench, S, case, on
 
@@ -201,3 +201,17 @@ async def tasks_are_found_by_their_status(bench: Bench) -> None:
     assert await found(TaskStatus.RETRYING) == {"tried"}
     assert await found(TaskStatus.RUNNING, TaskStatus.FAILED) == {"runs", "dead"}
     assert await found() == {"done", "dead", "tried", "later", "runs"}
+
+
+@case(rules="§1, §10", needs="restores")
+async def a_staged_task_is_left_out_and_gives_way(bench: Bench) -> None:
+    source = _other(bench)
+    await source.enqueue("visible", "free")
+    run = OpenRun(queue=DEFAULT_QUEUE, run_id="r")
+    for side, id in ((source, "theirs"), (bench, "visible")):
+        await side.do(run)
+        await side.do(Stage(queue=DEFAULT_QUEUE, run_id="r", tasks=(side.new(id),)))
+    assert await bench.store.restore(await _saved(source)) == 2
+    assert await bench.states("visible", "free", "theirs") == [State.READY, State.READY, None]
+    assert (await bench.do(CommitRun(queue=DEFAULT_QUEUE, run_id="r"))).released == 0
+    await source.close()
