@@ -119,28 +119,42 @@ def _cold(bench: Bench, spark: SparkSession) -> Figure:
 
 
 def growth(bench: Bench, spark: SparkSession) -> Iterator[Figure]:
-    """The same work at sizes that grow tenfold, per event: flat is linear."""
+    """The same work at sizes that grow, as CPU per event, which a busy machine changes less than the time: flat is linear."""
+    sizes = (10_000, 50_000, 250_000) if bench.quick else (10_000, 100_000, 1_000_000, 10_000_000)
+    _grown(bench, spark, 1_000)  # what is compiled once
     first: dict[str, Series] = {}
-    for events in (10_000, 100_000, 1_000_000, *(() if bench.quick else (10_000_000,))):
-        took: dict[str, list[float]] = {"take in": [], "silver": [], "gold": [], "manifest": [], "disk": []}
-        for _ in bench.steps(f"lake: {events:,} events", 1 if events > 100_000 else RUNS):
-            folder = bench.fresh()
-            lake = Lake.init(folder)
-            rows = history(spark, events=events, days=DAYS).cache()
-            exact = rows.count()
-            begun = time.perf_counter()
-            take_in(lake, rows, stream="synthetic", batch=0)
-            took["take in"].append((time.perf_counter() - begun) / exact * 1e6)
-            rows.unpersist()
-            took["silver"].append(build(spark, lake, tables=()).seconds / exact * 1e6)
-            took["gold"].append(build(spark, lake).seconds / exact * 1e6)
-            took["manifest"].append(float(sum(f.stat().st_size for f in folder.glob("_manifest/*/*.json"))))
-            took["disk"].append(sum(f.stat().st_size for f in folder.glob("*/*/*/*/*.parquet")) / exact)
-            bench.drop(folder)
-        for what, values in took.items():
-            series = Series(values)
-            unit = {"manifest": "bytes", "disk": "bytes/event"}.get(what, "µs/event")
-            yield beside(f"growth: {what}, {events:,} events", unit, series, "10,000 events", first.setdefault(what, series))
+    for events in sizes:
+        for _ in bench.steps(f"lake: {events:,} events", 1):
+            measured = _grown(bench, spark, events)
+        for (what, unit), value in measured.items():
+            series = Series([value])
+            small = first.setdefault(what, series)
+            yield beside(f"growth: {what}, {events:,} events", unit, series, f"{sizes[0]:,} events", small)
+
+
+def _grown(bench: Bench, spark: SparkSession, events: int) -> dict[tuple[str, str], float]:
+    folder = bench.fresh()
+    lake = Lake.init(folder)
+    rows = history(spark, events=events, days=DAYS).cache()
+    exact = rows.count()
+    with Stopwatch(exact, family_cpu_s) as taken:
+        take_in(lake, rows, stream="synthetic", batch=0)
+    rows.unpersist()
+    with Stopwatch(exact, family_cpu_s) as silver:
+        build(spark, lake, tables=())
+    with Stopwatch(exact, family_cpu_s) as gold:
+        build(spark, lake)
+    manifests = sum(file.stat().st_size for file in folder.glob("_manifest/*/*.json"))
+    parquet = sum(file.stat().st_size for file in folder.rglob("*.parquet"))
+    bench.drop(folder)
+    cpu = "CPU µs/event"
+    return {
+        ("take in", cpu): taken.cpu_us,
+        ("silver", cpu): silver.cpu_us,
+        ("gold", cpu): gold.cpu_us,
+        ("files", "bytes/event"): parquet / exact,
+        ("manifests", "bytes"): float(manifests),
+    }
 
 
 # -- one table, three ways -----------------------------------------------------------------------------

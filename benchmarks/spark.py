@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import multiprocessing
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -66,6 +67,7 @@ def run_growth(bench: Bench) -> Iterator[Figure]:
 def fill(bench: Bench, store: Path, tasks: int) -> None:
     """So many tasks, of which a few have failed for good."""
     failed, chunk = round(tasks * FAILED), 50_000
+    logging.getLogger("omniq").setLevel(logging.CRITICAL)  # else it tells of each that failed
     with OmniQ.from_url(f"{sqlite(store)}?durability=process") as oq:
         oq.options(queue="bad", max_retries=0).enqueue_many(jobs.broken, [(PAYLOAD,)] * failed)
         with oq.worker(100, queues=["bad"], allow=["benchmarks.jobs"]) as pool:

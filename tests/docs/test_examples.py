@@ -16,6 +16,7 @@ SAYS = {
     "quickstart.py": "2 + 3 = 5",
     "scheduled.py": "ready (attempt 2)",
 }
+ON_SPARK = {"lake.ipynb", "lake_demo.py"}  # tests/spark/test_notebook.py runs them
 
 
 def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +27,9 @@ def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProce
 
 
 def test_every_example_is_run_here() -> None:
-    assert sorted(path.name for path in EXAMPLES.iterdir() if path.name != "__pycache__") == sorted(SAYS)
+    there = {path.name for path in EXAMPLES.iterdir() if path.name != "__pycache__"}
+    assert sorted(there - ON_SPARK) == sorted(SAYS)
+    assert there >= ON_SPARK
 
 
 @pytest.mark.parametrize("script", SAYS)
