@@ -24,18 +24,25 @@ def pages() -> dict[str, str]:
 def commands() -> Iterator[tuple[str, Any]]:
     """Every command that can be run, with its words."""
     root: Any = get_command(app)
-    for name, command in root.commands.items():
+    return _runnable("omniq", root.commands)
+
+
+def _runnable(path: str, named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, command in named.items():
         if not hasattr(command, "commands") or command.invoke_without_command:
-            yield f"omniq {name}", command
-        for inner_name, inner in getattr(command, "commands", {}).items():
-            yield f"omniq {name} {inner_name}", inner
+            yield f"{path} {name}", command
+        yield from _runnable(f"{path} {name}", getattr(command, "commands", {}))
 
 
 def page(path: str, command: Any) -> str:
-    parts = [f"# `{path}`", NOTE, *section(path, command)]
+    return "\n\n".join([f"# `{path}`", NOTE, *section(path, command), *_below(path, command, "##")]) + "\n"
+
+
+def _below(path: str, command: Any, level: str) -> Iterator[str]:
     for name, inner in getattr(command, "commands", {}).items():
-        parts += [f"## `{path} {name}`", *section(f"{path} {name}", inner)]
-    return "\n\n".join(parts) + "\n"
+        yield f"{level} `{path} {name}`"
+        yield from section(f"{path} {name}", inner)
+        yield from _below(f"{path} {name}", inner, level + "#")
 
 
 def section(path: str, command: Any) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from omniq.cli import lake_pipeline
 from omniq.cli.exits import FAILED, say
 from omniq.cli.lake_replay import replay_command
 from omniq.cli.output import JsonOption, count, print_json, print_line, print_table
@@ -294,3 +295,4 @@ def report_command(
 
 
 app.command("replay")(replay_command)
+app.add_typer(lake_pipeline.app, name="pipeline")

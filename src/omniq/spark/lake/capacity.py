@@ -27,7 +27,7 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
     )
     if earlier is not None:
         known = earlier.where(~F.col("is_forecast")).withColumn("h", F.unix_seconds("hour"))
-        sums = sums.unionByName(known.select(*sums.columns))
+        sums = sums.unionByName(known.select(*key, "h", "arrivals", "finished", "busy_s", "peak_slots"))
     ends = sums.groupBy("store").agg(F.max("h").alias("now"))
     spans = sums.groupBy(*key).agg(F.min("h").alias("first")).join(F.broadcast(ends), "store")
     every = F.explode(F.sequence("first", F.col("now") + FORECAST_DAYS * _DAY_S, F.lit(_HOUR_S).cast("bigint")))

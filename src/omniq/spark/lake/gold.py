@@ -66,9 +66,14 @@ def queue_minute(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
         of_runs.unionByName(of_tasks)
         .select("store", "e.*")
         .where(F.col("us").isNotNull())
-        .withColumn("minute_no", F.floor(F.col("us") / _MINUTE_US))
-        .withColumn("busy_ms", F.lit(0.0))
-        .drop("us")
+        .select(
+            "store",
+            "queue",
+            F.floor(F.col("us") / _MINUTE_US).alias("minute_no"),
+            *names,
+            "wait_ms",
+            F.lit(0.0).alias("busy_ms"),
+        )
     )
     rows = counted.unionByName(busy).groupBy("store", "queue", "minute_no")
     sums = rows.agg(
