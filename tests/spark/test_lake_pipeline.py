@@ -24,14 +24,14 @@ from omniq.spark.pipelines import PORT, run_project, write_project
 
 def test_a_project_names_the_store_and_every_table(tmp_path: Path) -> None:
     written = write_project(tmp_path / "history", f'sqlite:///{tmp_path}/a "store".db')
-    assert [path.name for path in written] == ["spark-pipeline.yml", "spark.properties", "history.py"]
+    assert [path.name for path in written] == ["spark-pipeline.yml", "spark-defaults.conf", "history.py"]
     code = written[-1].read_text()
     compile(code, "history.py", "exec")
     (line,) = re.findall(r"^URL = (.*?)  #", code, re.MULTILINE)
     assert ast.literal_eval(line) == anchored(f'sqlite:///{tmp_path}/a "store".db')
     assert {name for name in TABLES if name != "payloads"} == set(re.findall(r"^def (\w+)\(", code, re.MULTILINE))
     assert "{" not in written[0].read_text() + written[1].read_text()
-    assert "spark.connect.grpc.binding.address=127.0.0.1" in written[1].read_text()
+    assert "spark.connect.grpc.binding.address 127.0.0.1" in written[1].read_text()
 
 
 def test_a_folder_with_other_things_becomes_no_project_and_an_empty_one_does_not_run(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from omniq.spark.java import find_java, launcher
 
 _TEMPLATE = Path(__file__).with_name("template")
 PORT = 15002  # of Spark Connect
-_FILES = ("spark-pipeline.yml", "spark.properties", "transformations/history.py")
+_FILES = ("spark-pipeline.yml", "conf/spark-defaults.conf", "transformations/history.py")
 
 
 def write_project(folder: str | Path, url: str) -> list[Path]:
@@ -51,14 +51,14 @@ def run_project(folder: str | Path, *, java: str = "auto", refresh: bool = False
 
     home = Path(pyspark.__file__).parent
     _must_be_free(PORT)
-    command = [str(home / "bin" / "spark-pipelines"), "--properties-file", "spark.properties", "run"]
+    command = [str(home / "bin" / "spark-pipelines"), "run"]
     environment = {
         **os.environ,
         "JAVA_HOME": str(launcher(find_java(java))),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",  # of all that is said of the driver's address, only this reaches the server
+        "SPARK_CONF_DIR": str(root / "conf"),
     }
     arguments = [*command, "--full-refresh-all"] if refresh else command
     return subprocess.run(arguments, cwd=root, env=environment, check=False).returncode  # noqa: S603

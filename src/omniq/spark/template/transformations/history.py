@@ -14,7 +14,8 @@ URL = "{url}"  # env:NAME takes it from a variable, so that a password need not 
 spark = SparkSession.active()
 
 
-@dp.table(partition_cols=["task_date"])
+# Without folders for days: of a streaming table that has them, the views would not see what the second run brought.
+@dp.table
 def events() -> DataFrame:
     stream = spark.readStream.format("omniq").option("url", URL).option("table", "events").load()
     return stream.withColumn("task_date", F.to_date("enqueued_at"))
