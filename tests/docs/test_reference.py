@@ -289,3 +289,12 @@ def test_every_table_column_and_option_of_the_spark_format_is_in_the_reference(d
         assert sorted(listed) == sorted(f"`{name}`" for name in names)
     for function in (omniq.spark.read, omniq.spark.read_stream):
         assert missing(inspect.signature(function).parameters, code(page)) == []
+
+
+def test_what_makes_tasks_of_dataframes_is_in_the_reference(docs: Path) -> None:
+    page = docs / "reference/spark-tasks.md"
+    for name in ("enqueue", "map_tasks", "map_stream", "replay"):
+        function = getattr(omniq.spark, name)
+        assert missing(inspect.signature(function).parameters, section(page, f"## `{name}`")) == [], name
+    assert missing(omniq.spark.EnqueueReport.__struct_fields__, section(page, "## `enqueue`")) == []
+    assert missing(omniq.spark.ReplayReport.__struct_fields__, section(page, "## `replay`")) == []

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.proxy import Proxy
@@ -17,7 +18,8 @@ from support.waiting import eventually
 from omniq import AsyncOmniQ, Settings
 from omniq.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.models import State, new_token
-from omniq.operations import Ack, Acked, Enqueue, Enqueued, Reserve, Reserved
+from omniq.operations import Ack, Acked, Enqueue, Enqueued, OpenRun, Reserve, Reserved, Stage
+from omniq.storage.bulk import open_bulk
 from omniq.storage.redis import RedisStorage
 
 RESUME_S = 2.0
@@ -76,6 +78,53 @@ def test_an_enqueue_whose_answer_got_lost_is_not_stored_twice(proxy: Proxy, url:
                 await storage.apply(enqueue("a"))
             assert await storage.apply(enqueue("a"), repeat=True) == [[Enqueued(id="a", existed=True, state=State.READY)]]
             assert (await storage.counts())[0].ready == 2
+
+    asyncio.run(main())
+
+
+def test_a_run_whose_answers_get_lost_is_staged_and_committed_once(proxy: Proxy, url: str) -> None:
+    rows = [Enqueue(id=f"t{n}", name="job", payload=b"[]", idempotency_key=f"k{n}") for n in range(2000)]
+    with open_bulk(proxy.url) as bulk:
+        proxy.swallow_reply()
+        bulk.open_run("r", "default")
+        for part in (rows[:1200], rows[800:]):  # several calls are on their way when an answer is lost
+            proxy.swallow_reply()
+            new, there = bulk.stage("r", part)
+            assert new + there == 1200
+        proxy.swallow_reply()
+        done = bulk.commit_run("r")
+    assert (done.new, done.released, done.settled) == (2000, 2000, True)
+
+    async def ready() -> int:
+        async with RedisStorage(url) as storage:
+            assert await storage.check() == []
+            return (await storage.counts())[0].ready
+
+    assert asyncio.run(ready()) == 2000
+
+
+def test_a_script_that_is_forgotten_while_calls_fly_leaves_the_outcome_open(server: Server, url: str) -> None:
+    rows = [Enqueue(id=f"t{n}", name="job") for n in range(1500)]
+    stages = [(Stage(queue="default", run_id="r", tasks=tuple(rows[at : at + 500])),) for at in range(0, 1500, 500)]
+
+    async def main() -> None:
+        async with RedisStorage(url) as storage:
+            await storage.apply([(OpenRun(queue="default", run_id="r"),)])
+            packed, call = storage._call, storage._call([], None, False)
+
+            def forgetting(*arguments: Any) -> bytes:
+                with server.client() as client:
+                    client.script_flush()
+                return packed(*arguments)
+
+            storage._client.script_blocking("{default}:meta", call)
+            storage._call = forgetting  # type: ignore[method-assign]
+            with pytest.raises(OutcomeUnknown):
+                await asyncio.to_thread(storage.apply_blocking, stages)
+            storage._call = packed  # type: ignore[method-assign]
+            answers = await asyncio.to_thread(storage.apply_blocking, stages, repeat=True)
+            assert sum(answer[0].new + answer[0].there for answer in answers if isinstance(answer, list)) == 1500  # type: ignore[attr-defined]
+            assert (await storage.counts())[0].staged == 1500
 
     asyncio.run(main())
 

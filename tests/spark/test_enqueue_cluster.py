@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as started:
+    with cluster(tmp_path_factory.mktemp("cluster"), ["127.0.0.1", "127.0.0.2"]) as started:  # Spark copies to other machines
         yield started
 
 

@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -12,12 +12,13 @@ from support.spark_server import environment
 from support.waiting import wait_for
 
 START_S = 180.0
+HOST = "127.0.0.1"
 
 
 class Daemon:
     """One process of Java."""
 
-    def __init__(self, folder: Path, main: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, main: str, host: str, *arguments: str) -> None:
         import pyspark
 
         folder.mkdir(parents=True)
@@ -26,11 +27,11 @@ class Daemon:
         variables = {
             **environment(),
             "SPARK_HOME": str(home),
-            "SPARK_LOCAL_IP": "127.0.0.1",  # also what its web page is bound to
+            "SPARK_LOCAL_IP": host,  # also what its web page is bound to
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
         }
-        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}", *arguments]
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}", "--host", host, *arguments]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, cwd=folder, env=variables, stdout=log, stderr=log)
 
@@ -82,18 +83,19 @@ class Cluster:
 
 
 @contextmanager
-def cluster(folder: Path, workers: int = 2) -> Iterator[Cluster]:
+def cluster(folder: Path, hosts: Sequence[str] = (HOST, HOST)) -> Iterator[Cluster]:
+    """A worker per host; only those of different addresses count as different machines for Spark."""
     port = free_port()
-    url = f"spark://127.0.0.1:{port}"
+    url = f"spark://{HOST}:{port}"
     started: list[Daemon] = []
     try:
-        master = Daemon(folder / "master", "master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
+        master = Daemon(folder / "master", "master.Master", HOST, "--port", str(port), "--webui-port", "0")
         started.append(master)
         master.until_said("I have been elected leader")
-        for n in range(workers):
+        for n, host in enumerate(hosts):
             place = folder / f"worker{n}"
-            options = ["--host", "127.0.0.1", "-c", "1", "-m", "1g", "--webui-port", "0", "-d", str(place / "work"), url]
-            started.append(Daemon(place, "worker.Worker", *options))
+            options = ["-c", "1", "-m", "1g", "--webui-port", "0", "-d", str(place / "work"), url]
+            started.append(Daemon(place, "worker.Worker", host, *options))
         for worker in started[1:]:
             worker.until_said("Successfully registered with master")
         yield Cluster(url, started[1:])

@@ -163,7 +163,7 @@ class RedisStorage(BaseStorage):
                 answers += await self._apply_by_slot(part, now, repeat)
                 continue
             packed = wire.Packed(part)
-            if len(part) < len(transactions):
+            if part and isinstance(part[0][0], OnRun):
                 answers += packed.read(await self._script(self._key(part), packed.entries, now, repeat))
             else:
                 answers += packed.read(await self._batches.send(self._key(part), packed.entries, now, repeat))

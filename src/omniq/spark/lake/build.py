@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,8 +21,9 @@ from omniq.spark.lake import models
 from omniq.spark.lake.checks import check_gaps
 from omniq.spark.lake.leftovers import collect
 from omniq.spark.lake.manifest import Manifest, Part
-from omniq.spark.lake.sums import SilverDay, check_gold, check_silver, silver_days
+from omniq.spark.lake.sums import CheckResult, SilverDay, check_gold, check_silver, silver_days
 from omniq.spark.lake.tables import GOLD, SILVER, TABLES
+from omniq.spark.lake.telling import told_by_attempts, told_by_tasks
 from omniq.spark.lake.writing import PARQUET, days_between, settings, write_days
 
 if TYPE_CHECKING:
@@ -128,22 +130,24 @@ class _Build:
         return self.report
 
     def _make(self) -> None:
+        self._hold(check_gaps(self.events, self.lake.about()))
         dirty = self._dirty()
         gone = [date.fromisoformat(day) for day in self.old["tasks"].parts if day not in self.events.parts]
-        told: dict[str, SilverDay] = {}
         if dirty:
             self._build_silver(dirty)
             told = silver_days(self.spark, self.lake, self.new, dirty)
+            self._hold(check_silver(self.events, dirty, told))
             self._describe(dirty, told)
         for day in gone:
             for name in SILVER:
                 self.new[name].parts.pop(day.isoformat(), None)
         built = self._build_gold(self._touched(dirty, gone))
-        manifests = {"events": self.events, **self.new}
-        results = [*check_silver(self.events, dirty, told), *check_gold(self.spark, self.lake, manifests, built)]
-        failed = [result for result in (*check_gaps(self.events, self.lake.about()), *results) if not result.ok]
-        if failed:
-            raise CheckFailed(f"the build of {self.lake.path} does not add up, nothing was published: {failed[0].detail}")
+        self._hold(check_gold(self.spark, self.lake, self.new, built))
+
+    def _hold(self, results: Iterable[CheckResult]) -> None:
+        for result in results:
+            if not result.ok:
+                raise CheckFailed(f"the build of {self.lake.path} does not add up, nothing was published: {result.detail}")
 
     # -- silver ------------------------------------------------------------------------------------
 
@@ -184,31 +188,17 @@ class _Build:
         return touched
 
     def _changed_days(self, days: list[date]) -> set[date]:
-        """The days of which rows tell that are in one version of silver and not in the other."""
+        """The days of which one version of silver tells something that the other does not."""
         from pyspark.sql import functions as F
 
-        def told(name: str, sign: int, manifest: Manifest) -> DataFrame:
-            rows = self.lake.frame(self.spark, manifest, days)
-            if name == "attempts":
-                first = F.coalesce("ready_at", "started_at", "finished_at")
-                spans = [F.struct(first.alias("a"), F.greatest("started_at", "finished_at").alias("b"))]
-            else:
-                since = F.when(F.col("status").isin("PENDING", "RETRYING"), F.least("due_at", "last_event_at"))
-                spans = [F.struct(at.alias("a"), at.alias("b")) for at in (F.col("created_at"), F.col("finished_at"), since)]
-            whole = F.xxhash64(F.lit(name), *TABLES[name].names)
-            return rows.select(whole.alias("row"), F.lit(sign).alias("sign"), F.array(*spans).alias("spans"))
-
-        both = told("attempts", -1, self.old["attempts"])
-        for name, sign, manifest in (
-            ("attempts", 1, self.new["attempts"]),
-            ("tasks", -1, self.old["tasks"]),
-            ("tasks", 1, self.new["tasks"]),
-        ):
-            both = both.unionAll(told(name, sign, manifest))
-        differ = both.groupBy("row").agg(F.sum("sign").alias("sum"), F.first("spans").alias("spans")).where("sum <> 0")
-        spans = differ.select(F.inline("spans")).where("a is not null and b is not null and b >= a")
-        found = spans.select(F.explode(F.sequence(F.to_date("a"), F.to_date("b"))).alias("day")).distinct()
-        return {row["day"] for row in found.collect()}
+        rows = [
+            told(self.lake.frame(self.spark, manifests[name], days)).select("what", "days", F.lit(sign).alias("sign"))
+            for name, told in (("attempts", told_by_attempts), ("tasks", told_by_tasks))
+            for sign, manifests in ((-1, self.old), (1, self.new))
+        ]
+        every = reduce(lambda one, other: one.unionAll(other), rows)
+        differ = every.groupBy("what").agg(F.sum("sign").alias("sum"), F.first("days").alias("days")).where("sum <> 0")
+        return {row["day"] for row in differ.select(F.explode("days").alias("day")).distinct().collect()}
 
     # -- gold --------------------------------------------------------------------------------------
 

@@ -137,55 +137,56 @@ def group_hour(attempts: DataFrame, tasks: DataFrame, until: datetime | None = N
     What still waits or runs is followed to the end of the hour of `until`, else of the last moment in the rows.
     """
     key = ["store", "queue", "group_id", "hour"]
-    begun = attempts.where(F.col("started_at").isNotNull()).select(
-        "store", "queue", "group_id", F.date_trunc("hour", "started_at").alias("hour"), "wait_ms"
+    sums = ("enqueued", "started", "finished", "failed", "total_wait_ms", "busy_ms", "waiting_ms", "blocked_ms")
+    peaks = ("peak_running", "max_wait_ms", "waiting_end")
+
+    def part(rows: DataFrame, at: Column, **values: Column) -> DataFrame:
+        """Some of the columns, the others empty; what several parts know is added up below."""
+        empty = F.lit(None).cast("double")
+        columns = [values.get(name, empty).cast("double").alias(name) for name in (*sums, *peaks)]
+        return rows.select("store", values.get("queue", F.col("queue")).alias("queue"), "group_id", at.alias("hour"), *columns)
+
+    one, in_group = F.lit(1), F.col("group_id").isNotNull()
+    starts = attempts.where(F.col("started_at").isNotNull())
+    ends = attempts.where(in_group & F.col("finished_at").isNotNull())
+    wait = F.col("wait_ms")
+    rows = (
+        part(starts, _hour("started_at"), started=one, max_wait_ms=wait, total_wait_ms=wait)
+        .unionAll(
+            part(ends, _hour("finished_at"), finished=one, failed=F.when(F.col("outcome") == "failed", one).otherwise(F.lit(0)))
+        )
+        .unionAll(part(tasks.where(in_group), _hour("created_at"), enqueued=one, queue=F.col("enqueued_queue")))
     )
-    starts = begun.groupBy(*key).agg(
-        F.count(F.lit(1)).alias("started"),
-        F.max("wait_ms").alias("max_wait_ms"),
-        F.coalesce(F.sum("wait_ms"), F.lit(0.0)).alias("total_wait_ms"),
-    )
-    all_of_queue = Window.partitionBy("store", "queue", "hour")
-    starts = starts.withColumn("share", F.col("started") / F.sum("started").over(all_of_queue))
-    in_group = F.col("group_id").isNotNull()
-    ends = (
-        attempts.where(in_group & F.col("finished_at").isNotNull())
-        .groupBy("store", "queue", "group_id", F.date_trunc("hour", "finished_at").alias("hour"))
-        .agg(F.count(F.lit(1)).alias("finished"), F.count(F.when(F.col("outcome") == "failed", 1)).alias("failed"))
-    )
-    stored = (
-        tasks.where(in_group)
-        .groupBy("store", F.col("enqueued_queue").alias("queue"), "group_id", F.date_trunc("hour", "created_at").alias("hour"))
-        .agg(F.count(F.lit(1)).alias("enqueued"))
-    )
-    joined = (
-        _occupancy(attempts.where(in_group), tasks.where(in_group), until)
-        .join(starts.where(in_group), key, "full")
-        .join(ends, key, "full")
-        .join(stored, key, "full")
+    occupied = _occupancy(attempts.where(in_group), tasks.where(in_group), until)
+    known = {name: F.col(name) for name in ("busy_ms", "peak_running", "waiting_ms", "blocked_ms", "waiting_end")}
+    rows = rows.unionAll(part(occupied, F.col("hour"), **known)).groupBy(*key)
+    totals = [F.coalesce(F.sum(name), F.lit(0.0)).alias(name) for name in sums]
+    # Runs of tasks without a group count in the queue's total, and go after that.
+    of_queue = Window.partitionBy("store", "queue", "hour")
+    grouped = (
+        rows.agg(*totals, *[F.max(name).alias(name) for name in peaks])
+        .withColumn("share", F.coalesce(F.try_divide("started", F.sum("started").over(of_queue)), F.lit(0.0)))
+        .where(in_group)
     )
 
     def count(name: str) -> Column:
         return F.coalesce(F.col(name), F.lit(0)).cast("bigint").alias(name)
 
-    def amount(name: str) -> Column:
-        return F.coalesce(F.col(name), F.lit(0.0)).alias(name)
-
-    return joined.select(
+    return grouped.select(
         *key,
         count("enqueued"),
         count("started"),
         count("finished"),
         count("failed"),
-        amount("share"),
-        amount("busy_ms"),
+        "share",
+        "busy_ms",
         count("peak_running"),
         "max_wait_ms",
-        amount("total_wait_ms"),
-        amount("waiting_ms"),
-        amount("blocked_ms"),
+        "total_wait_ms",
+        "waiting_ms",
+        "blocked_ms",
         count("waiting_end"),
-        ((count("waiting_end") > 0) & (count("started") == 0)).alias("stuck"),
+        F.coalesce((F.col("waiting_end") > 0) & (F.col("started") == 0), F.lit(False)).alias("stuck"),
         F.to_date("hour").alias("day"),
     )
 
@@ -221,47 +222,43 @@ def _occupancy(attempts: DataFrame, tasks: DataFrame, until: datetime | None) ->
         F.lit(1).alias("waiting"),
         F.lit(0).alias("running"),
     )
-    moments = of_runs.unionByName(of_tasks)
     group = ["store", "queue", "group_id"]
-    spans = moments.groupBy(*group).agg(
-        F.floor(F.min("us") / _HOUR_US).alias("first"),
-        F.floor(F.max("us") / _HOUR_US).alias("last"),
-        (F.sum("waiting") + F.sum("running") > 0).alias("goes_on"),
-    )
-    latest = moments.agg(F.floor(F.max("us") / _HOUR_US).alias("latest"))
-    if until is not None:
-        latest = moments.sparkSession.range(1).select(F.floor(F.unix_micros(F.lit(until)) / _HOUR_US).alias("latest"))
-    end = F.when(F.col("goes_on"), F.greatest("last", "latest")).otherwise(F.col("last"))
-    hours = (
-        spans.crossJoin(F.broadcast(latest))
-        .select(*group, F.explode(F.sequence(F.col("first"), end + 1)).alias("h"))
-        .select(*group, (F.col("h") * _HOUR_US).alias("us"), F.lit(0).alias("waiting"), F.lit(0).alias("running"))
-    )
     walk = Window.partitionBy(*group).orderBy("us")
     upto = walk.rangeBetween(Window.unboundedPreceding, 0)
-    steps = moments.unionByName(hours).groupBy(*group, "us").agg(F.sum("waiting").alias("w"), F.sum("running").alias("r"))
-    steps = steps.select(
+    horizon = F.max("us").over(Window.partitionBy("store")) if until is None else F.unix_micros(F.lit(until))
+    the_end = (F.floor(horizon / _HOUR_US) + 1) * _HOUR_US
+    steps = of_runs.unionByName(of_tasks).select(
         *group,
         "us",
-        F.floor(F.col("us") / _HOUR_US).alias("hour_no"),
-        F.sum("w").over(upto).alias("waiting"),
-        F.sum("r").over(upto).alias("running"),
-        ((F.lead("us").over(walk) - F.col("us")) / 1000.0).alias("ms"),
-    ).where(F.col("ms").isNotNull())
+        F.sum("waiting").over(upto).alias("waiting"),
+        F.sum("running").over(upto).alias("running"),
+        F.coalesce(F.lead("us").over(walk), the_end).alias("end"),
+    )
+    hour_of = F.floor(F.col("us") / _HOUR_US)
+    last_hour = F.floor((F.col("end") - 1) / _HOUR_US)
+    spread = steps.where("(waiting > 0 or running > 0) and end > us").select(
+        "*", F.explode(F.sequence(hour_of, last_hour)).alias("hour_no")
+    )
+    hour_end = (F.col("hour_no") + 1) * _HOUR_US
+    left = F.greatest(F.col("us"), F.col("hour_no") * _HOUR_US)
     day = Window.partitionBy(*group, F.to_date(_time("hour_no", _HOUR_US)))
-    steps = steps.withColumn("peak", F.max("running").over(day))
+    spread = spread.select(
+        *group,
+        "hour_no",
+        "waiting",
+        "running",
+        ((F.least(F.col("end"), hour_end) - left) / 1000.0).alias("ms"),
+        F.when(F.col("end") >= hour_end, F.col("waiting")).otherwise(F.lit(0)).alias("at_end"),
+        F.max("running").over(day).alias("peak"),
+    )
     some_wait = F.col("waiting") > 0
     full = some_wait & (F.col("running") >= F.col("peak")) & (F.col("peak") > 0)
-    return (
-        steps.groupBy(*group, _time("hour_no", _HOUR_US).alias("hour"))
-        .agg(
-            F.sum(F.col("running") * F.col("ms")).alias("busy_ms"),
-            F.max("running").alias("peak_running"),
-            F.sum(F.when(some_wait, F.col("ms")).otherwise(0.0)).alias("waiting_ms"),
-            F.sum(F.when(full, F.col("ms")).otherwise(0.0)).alias("blocked_ms"),
-            F.max_by("waiting", "us").alias("waiting_end"),
-        )
-        .where((F.col("peak_running") > 0) | (F.col("waiting_ms") > 0))
+    return spread.groupBy(*group, _time("hour_no", _HOUR_US).alias("hour")).agg(
+        F.sum(F.col("running") * F.col("ms")).alias("busy_ms"),
+        F.max("running").alias("peak_running"),
+        F.sum(F.when(some_wait, F.col("ms")).otherwise(0.0)).alias("waiting_ms"),
+        F.sum(F.when(full, F.col("ms")).otherwise(0.0)).alias("blocked_ms"),
+        F.max("at_end").alias("waiting_end"),
     )
 
 
@@ -364,3 +361,7 @@ def _busy(attempts: DataFrame, bucket_us: int) -> DataFrame:
 
 def _time(number: str, bucket_us: int) -> Column:
     return F.timestamp_micros(F.col(number) * bucket_us)
+
+
+def _hour(at: str) -> Column:
+    return F.date_trunc("hour", at)

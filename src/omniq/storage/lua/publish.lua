@@ -1,7 +1,7 @@
 --[[
 One new task without extras: the commonest call of all. Its values are arguments of their own (`redis_publish.py`) instead of a
 packed request. It writes the keys that `runs.enqueues` writes and ends the script here, before the functions of the other parts
-are made: that takes longer than all of this. If the id is known, or tasks have fallen due, the others do the work.
+are made: that takes longer than all of this. If the id is known or may be staged, or tasks have fallen due, the others do the work.
 
   ARGV  '' now|'' flags id payload fingerprint queue name ttl|'' options on_conflict lease, then the fields of its shape
   flags  e: write an event, c: on a cluster, a: the call may have been carried out before, n: without payload
@@ -18,12 +18,13 @@ if ARGV[2] then
     NOW = string.format('%d', now)
   end
   local base, cluster, events = '{' .. queue .. '}:', string.find(flags, 'c', 1, true), string.find(flags, 'e', 1, true)
-  local keys = {base .. 'job:' .. id, base .. 'o:end:' .. id}
+  local keys = {base .. 'job:' .. id, base .. 'o:end:' .. id, base .. 'o:staged'}
   if not cluster then
     for _, other in ipairs(run('SMEMBERS', '{omniq.store}:queues')) do
       if other ~= queue then
         local n = #keys
         keys[n + 1], keys[n + 2] = '{' .. other .. '}:job:' .. id, '{' .. other .. '}:o:end:' .. id
+        keys[n + 3] = '{' .. other .. '}:o:staged'
       end
     end
   end

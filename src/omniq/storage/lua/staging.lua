@@ -16,6 +16,56 @@ local SETTLE_LIMIT = 500
 local KEEP_MS = 86400000
 local COUNTS = {'new', 'claimed', 'released', 'dropped'}
 
+-- -- staged tasks ----------------------------------------------------------------------------------
+
+-- What `staged` keeps of a task: "seq staged_ms deps run_bytes shape_bytes ", then as the caller packed it what it shares with
+-- others and `{fingerprint, key or false, payload}`, at last the run. A shape of no bytes: what an enqueue says, whole.
+function store.read_staged(value)
+  local seq, staged_ms, deps, n, shape, at = string.match(value, '^(%d+) (%d+) (%d) (%d+) (%d+) ()')
+  local row = {value = value, seq = seq, staged_ms = staged_ms, deps = deps == '1', at = at + shape - 1}
+  if shape ~= '0' then row.shape = string.sub(value, at, row.at) end
+  row.run_id = string.sub(value, -n)
+  return row
+end
+
+-- A staged task, which has no hash: whoever finds it may only drop it, or wait for it.
+function store.shape_staged(q, id, value)
+  local row = store.read_staged(value)
+  local _, op = cmsgpack.unpack_one(value, row.at)
+  local t = {
+    q = q, id = id, changes = {}, warm = true, state = 'staged', stored = 'staged', touched = false, moved = false, foreign = false,
+    seq = number(row.seq), row = row, deps = row.deps, run_id = row.run_id, attempt = 0, created_ms = number(row.staged_ms),
+    due_ms = number(row.staged_ms), lock_until_ms = 0, timeout_ms = 0, cancel = false, left = 0,
+    fingerprint = row.shape and op[1] or op.fingerprint, idempotency_key = row.shape and op[2] or op.key or nil,
+  }
+  cache[slot(q, id)] = t
+  return t
+end
+
+function store.save_staged(t)
+  local row = t.row
+  local packed = string.sub(row.value, #row.seq + #row.staged_ms + #TEXT[#row.run_id] + 6, -#row.run_id - 1)
+  row.value = row.seq .. ' ' .. row.staged_ms .. (t.deps and ' 1 ' or ' 0 ') .. TEXT[#t.run_id] .. ' ' .. packed .. t.run_id
+  row.run_id = t.run_id
+  run('HSET', t.q.o .. 'staged', t.id, row.value)
+end
+
+-- A staged task goes as if it had never come; its dependents are the caller's.
+function store.drop_staged(t)
+  local q = t.q
+  run('HDEL', q.o .. 'staged', t.id)
+  run('HDEL', q.o .. 'claims', t.id)
+  run('ZREM', q.o .. 'tasks', t.id)
+  if t.idempotency_key then
+    local key = store.key(q, t.idempotency_key)
+    if key and key.id == t.id then store.delete_key(q, t.idempotency_key) end
+  end
+  t.gone, q.staging = true, nil
+  cache[slot(q, t.id)] = false
+end
+
+-- -- runs ------------------------------------------------------------------------------------------
+
 local function load_run(q, id)
   local key = q.o .. 'run:' .. id
   local v = run('HMGET', key, 'state', 'opened', 'expires', 'ended', 'key_ttl', 'settled', unpack(COUNTS))

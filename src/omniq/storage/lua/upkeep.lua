@@ -360,6 +360,7 @@ local function check_staged(q, complaints, repair)
   local rows = {}
   for _, id in ipairs(run('ZRANGE', q.o .. 'runs', 0, -1)) do rows[id] = as_set(run('LRANGE', q.o .. 'rows:' .. id, 0, -1)) end
   local staged = run('HGETALL', q.o .. 'staged')
+  machine.need('staging')
   for i = 1, #staged, 2 do
     local id, row = staged[i], store.read_staged(staged[i + 1])
     local run_id = row.run_id

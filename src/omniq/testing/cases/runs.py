@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from omniq.errors import DuplicateId, IdempotencyConflict, Invalid, NotWaiting, RunClosed
@@ -211,12 +212,14 @@ async def a_task_of_two_runs_goes_when_both_are_aborted(bench: Bench) -> None:
 @case(rules="§10")
 async def an_ordinary_enqueue_does_not_wait_for_a_run(bench: Bench) -> None:
     await opened(bench)
-    await staged(bench, keyed("a"), row("b"))
+    await staged(bench, keyed("a"), row("b"), row("c"))
     assert (await bench.do(keyed("a"))).existed is False
     assert (await bench.do(row("b", fingerprint="other"))).existed is False
-    assert await bench.states("a", "b") == [State.READY, State.READY]
+    await asyncio.to_thread(bench.store.apply_blocking, [(row("c"),)], bench.now)
+    assert await bench.states("a", "b", "c") == [State.READY] * 3
+    assert (await bench.counts()).staged == 0
     assert (await committed(bench)).released == 0
-    assert sorted(t.id for t in await bench.take(limit=5)) == ["a", "b"]
+    assert sorted(t.id for t in await bench.take(limit=5)) == ["a", "b", "c"]
 
 
 @case(rules="§10")

@@ -1,0 +1,234 @@
+"""Building a lake: only what changed, the same as from scratch, checked, and readable by others."""
+
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+
+from omniq.spark import Lake, build, check
+from omniq.spark.lake.bronze import take_in
+from omniq.spark.lake.generator import history
+from omniq.spark.lake.tables import GOLD, SILVER, TABLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DAYS = 3
+FIRST = date(2026, 1, 5)
+
+
+@pytest.fixture(scope="module")
+def events(spark: "SparkSession") -> "DataFrame":
+    return history(spark, events=6000, days=DAYS, start=FIRST, seed=7).cache()
+
+
+@pytest.fixture(scope="module")
+def lake(spark: "SparkSession", events: "DataFrame", tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Built in two steps: most of the history, then the rest."""
+    lake = Lake.init(tmp_path_factory.mktemp("lakes") / "lake")
+    count = events.count()
+    take_in(lake, events.where(f"seq <= {int(count * 0.8)}"), stream="test", batch=0)
+    build(spark, lake)
+    take_in(lake, events.where(f"seq > {int(count * 0.8)}"), stream="test", batch=1)
+    report = build(spark, lake, grace=timedelta(0))
+    untouched = (FIRST + timedelta(days=1)).isoformat()
+    assert report.days["tasks"] == [(FIRST + timedelta(days=2)).isoformat()]
+    assert all(untouched not in report.days[name] for name in GOLD)
+    return lake
+
+
+def rows(lake: Lake, spark: "SparkSession", name: str) -> list[Any]:
+    """What a table holds, without what depends on the order of additions."""
+    from pyspark.sql import functions as F
+
+    kinds = {c.name: c.type for c in TABLES[name].columns if "sketch" not in c.name and "_p" not in c.name}
+    chosen = [F.round(n, 3).alias(n) if kind == "double" else F.col(n) for n, kind in kinds.items()]
+    return sorted(map(str, lake.table(spark, name).select(*chosen).collect()))
+
+
+def test_what_was_built_by_steps_is_what_a_full_build_makes(spark: "SparkSession", lake: Lake, tmp_path: Path) -> None:
+    whole = Lake.init(tmp_path / "whole")
+    take_in(whole, lake.table(spark, "events"), stream="other", batch=0)
+    build(spark, whole)
+    for name in (*SILVER, *GOLD):
+        assert rows(lake, spark, name) == rows(whole, spark, name), name
+
+
+def test_every_table_has_the_columns_that_the_reference_names(spark: "SparkSession", lake: Lake) -> None:
+    for name, table in TABLES.items():
+        assert lake.table(spark, name).dtypes == [(column.name, column.type) for column in table.columns], name
+        if name != "payloads":
+            assert lake.manifest(name).rows > 0, name
+
+
+def test_nothing_new_means_nothing_built(spark: "SparkSession", lake: Lake) -> None:
+    before = lake.current()
+    assert not build(spark, lake).changed
+    assert lake.current() == before
+
+
+def test_the_checks_of_a_sound_lake_pass(spark: "SparkSession", lake: Lake) -> None:
+    results = check(spark, lake)
+    assert [result for result in results if not result.ok] == []
+    assert {"gaps", "duplicates", "events in silver", "sums of func_hour"} <= {result.name for result in results}
+
+
+# -- other tools ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def duck(lake: Lake) -> "duckdb.DuckDBPyConnection":
+    db = duckdb.connect()
+    db.execute("set timezone = 'UTC'")
+    for name in (*SILVER, *GOLD):
+        files = lake.files(name)
+        db.execute(f"create view {name} as select * from read_parquet({files!r}, hive_partitioning = true)")
+    return db
+
+
+def one(db: "duckdb.DuckDBPyConnection", sql: str) -> Any:
+    return db.execute(sql).fetchall()
+
+
+def test_duckdb_counts_the_minutes_of_queues_as_spark_does(duck: "duckdb.DuckDBPyConnection") -> None:
+    theirs = one(
+        duck,
+        """
+        with happened as (
+            select enqueued_queue as queue, created_at as moment, 'enqueued' as what, 0.0 as wait_ms from tasks
+            union all select queue, finished_at, 'cancelled', 0 from tasks where status = 'CANCELLED'
+            union all select queue, started_at, 'started', wait_ms from attempts
+            union all select queue, finished_at, outcome, 0 from attempts where outcome <> 'cancelled'
+        )
+        select queue, date_trunc('minute', moment) as minute,
+            count(*) filter (what = 'enqueued'), count(*) filter (what = 'started'), count(*) filter (what = 'succeeded'),
+            count(*) filter (what = 'retried'), count(*) filter (what = 'failed'), count(*) filter (what = 'expired'),
+            count(*) filter (what = 'cancelled'), count(*) filter (what = 'started' and wait_ms <= 60000)
+        from happened where moment is not null group by all order by all
+        """,
+    )
+    ours = one(
+        duck,
+        """
+        select queue, minute, enqueued, started, succeeded, retried, failed, expired, cancelled, in_time from queue_minute
+        where enqueued + started + succeeded + retried + failed + expired + cancelled > 0 order by all
+        """,
+    )
+    assert ours == theirs
+    ((ours, theirs),) = one(
+        duck,
+        """
+        select sum(busy_ms), (select sum(least(run_ms, (epoch_us(finished_at) - epoch_us(started_at)) / 1000)) from attempts)
+        from queue_minute
+        """,
+    )
+    assert ours == pytest.approx(theirs)
+
+
+def test_duckdb_finds_the_percentiles_of_functions_within_the_error_of_the_sketches(duck: "duckdb.DuckDBPyConnection") -> None:
+    exact = """
+        select queue, name, date_trunc('hour', finished_at) as hour, count(*) as runs,
+            count(*) filter (outcome = 'retried') as retried, round(sum(run_ms), 3) as total
+        from attempts where finished_at is not null group by all order by all
+    """
+    ours = "select queue, name, hour, runs, retried, round(total_run_ms, 3) from func_hour order by all"
+    assert one(duck, ours) == one(duck, exact)
+    ranks = one(
+        duck,
+        """
+        select p, max(abs(greatest(low, least(high, p)) - p)) from (
+            select f.queue, f.name, f.hour, q.p,
+                count(*) filter (a.run_ms < q.value) / count(*)::double as low,
+                count(*) filter (a.run_ms <= q.value) / count(*)::double as high
+            from func_hour f,
+                lateral (values (0.5, f.run_p50_ms), (0.95, f.run_p95_ms), (0.99, f.run_p99_ms)) q(p, value),
+                attempts a
+            where a.queue = f.queue and a.name = f.name and date_trunc('hour', a.finished_at) = f.hour
+            group by all
+        ) group by p
+        """,
+    )
+    assert len(ranks) == 3
+    assert all(off <= 0.03 for _, off in ranks), ranks
+
+
+def test_sketches_of_hours_merge_into_those_of_all_time(
+    spark: "SparkSession", lake: Lake, duck: "duckdb.DuckDBPyConnection"
+) -> None:
+    from pyspark.sql import functions as F
+
+    median = F.kll_sketch_get_quantile_double(F.kll_merge_agg_double("run_sketch"), F.lit(0.5))
+    found = lake.table(spark, "func_hour").groupBy("name").agg(median.alias("p50")).collect()
+    for row in found:
+        ((below,),) = one(duck, f"select avg((run_ms <= {row['p50']})::int) from attempts where name = '{row['name']}'")
+        assert 0.47 <= below <= 0.53, row
+
+
+def test_duckdb_clusters_failures_as_spark_does(duck: "duckdb.DuckDBPyConnection") -> None:
+    theirs = one(
+        duck,
+        """
+        select fingerprint, name, finished_at::date as day, count(*), count(*) filter (outcome = 'failed'),
+            min(finished_at), max(finished_at)
+        from attempts where error_type is not null and outcome in ('retried', 'failed', 'expired') group by all order by all
+        """,
+    )
+    assert (
+        one(duck, "select fingerprint, name, day, failures, final, first_seen, last_seen from failure_day order by all")
+        == theirs
+    )
+    (wrong,) = one(
+        duck,
+        """
+        select count(*) from (select fingerprint, name, day, unnest(sample_ids) as id from failure_day) s
+        where not exists (select 1 from attempts a where a.task_id = s.id and a.fingerprint = s.fingerprint
+            and a.finished_at::date = s.day)
+        """,
+    )
+    assert wrong == (0,)
+
+
+def test_duckdb_counts_groups_storms_and_hours_as_spark_does(duck: "duckdb.DuckDBPyConnection") -> None:
+    assert one(
+        duck, "select queue, group_id, sum(started), sum(finished), sum(enqueued) from group_hour group by all order by all"
+    ) == one(
+        duck,
+        """
+        select queue, group_id, count(started_at), count(finished_at),
+            (select count(*) from tasks t where t.enqueued_queue = a.queue and t.group_id = a.group_id)
+        from attempts a where group_id is not null group by all order by all
+        """,
+    )
+    busy = "select queue, group_id, round(sum(busy_ms)) from group_hour group by all order by all"
+    held = """
+        select queue, group_id, round(sum(epoch_us(finished_at) - epoch_us(started_at)) / 1000) from attempts
+        where group_id is not null group by all order by all
+    """
+    for ours, theirs in zip(one(duck, busy), one(duck, held), strict=True):
+        assert ours[:2] == theirs[:2]
+        assert abs(ours[2] - theirs[2]) <= 1
+    assert one(duck, "select name, sum(attempts), sum(retries) from retry_storm group by all order by all") == one(
+        duck, "select name, count(started_at), count(*) filter (attempt > 1) from attempts group by all order by all"
+    )
+    slots = "select name, window_start, tasks from retry_storm order by all"
+    distinct = """
+        select name, time_bucket(interval 5 minutes, started_at) as slot, count(distinct task_id) from attempts
+        group by all order by all
+    """
+    assert one(duck, slots) == one(duck, distinct)
+    assert one(duck, "select queue, sum(arrivals) from capacity_hour where not is_forecast group by all order by all") == one(
+        duck, "select queue, sum(enqueued + rearmed) from queue_minute group by all order by all"
+    )
+
+
+def test_polars_and_pandas_read_the_same_files(spark: "SparkSession", lake: Lake) -> None:
+    import pandas as pd
+    import polars as pl
+
+    count = lake.table(spark, "tasks").count()
+    frame = pl.scan_parquet(lake.files("tasks"), hive_partitioning=True).select("id", "task_date").collect()
+    assert (frame.height, frame["task_date"].n_unique()) == (count, DAYS)
+    pandas = pd.read_parquet(lake.files("tasks"), columns=["id", "created_at", "task_date"], partitioning="hive")
+    assert (len(pandas), str(pandas["created_at"].dtype)) == (count, "datetime64[us, UTC]")
