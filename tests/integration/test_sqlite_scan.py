@@ -75,6 +75,9 @@ async def compare(store: SQLiteStorage, table: str, names: Sequence[str], where:
     for part in await store.ranges(table, 3):
         expected = await rows(scan_range(store, part, names, where, size), names)
         assert await rows(store.scan(part, names, where, size), names) == expected, where
+        blocking = store.scan_blocking(part, names, where, size)
+        assert blocking is not None
+        assert [row for batch in blocking for row in zip(*batch.values(), strict=True)] == expected, where
         total += len(expected)
     return total
 

@@ -97,16 +97,16 @@ def test_duckdb_counts_the_minutes_of_queues_as_spark_does(duck: "duckdb.DuckDBP
         duck,
         """
         with happened as (
-            select enqueued_queue as queue, created_at as at, 'enqueued' as what, 0.0 as wait_ms from tasks
+            select enqueued_queue as queue, created_at as moment, 'enqueued' as what, 0.0 as wait_ms from tasks
             union all select queue, finished_at, 'cancelled', 0 from tasks where status = 'CANCELLED'
             union all select queue, started_at, 'started', wait_ms from attempts
             union all select queue, finished_at, outcome, 0 from attempts where outcome <> 'cancelled'
         )
-        select queue, date_trunc('minute', at) as minute,
+        select queue, date_trunc('minute', moment) as minute,
             count(*) filter (what = 'enqueued'), count(*) filter (what = 'started'), count(*) filter (what = 'succeeded'),
             count(*) filter (what = 'retried'), count(*) filter (what = 'failed'), count(*) filter (what = 'expired'),
             count(*) filter (what = 'cancelled'), count(*) filter (what = 'started' and wait_ms <= 60000)
-        from happened where at is not null group by all order by all
+        from happened where moment is not null group by all order by all
         """,
     )
     ours = one(

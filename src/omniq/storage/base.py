@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -282,6 +282,12 @@ class BaseStorage(abc.ABC):
     def scan(self, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int) -> AsyncIterator[Columns]:
         """The rows of a range as column batches; drivers that can do better than records do it here."""
         return scan_range(self, range, columns, where, rows)
+
+    def scan_blocking(
+        self, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int
+    ) -> Iterator[Columns] | None:
+        """The same in the thread of the caller, from drivers that can; None means `scan`."""
+        return None
 
     async def locate(self, id: str) -> str | None:
         """The queue that a task is in now."""

@@ -165,8 +165,11 @@ class Bulk:
         """
         names = [column.name for column in columns_of(range.table, columns)]
         columns_of(range.table, [condition.column for condition in where])
-        batches = self.storage.scan(range, names, where, rows)
-        while (batch := self._portal.call(_next(batches))) is not None:
+        batches = self.storage.scan_blocking(range, names, where, rows)
+        if batches is None:
+            found = self.storage.scan(range, names, where, rows)
+            batches = iter(lambda: self.call(_next(found)), None)
+        for batch in batches:
             if batch[names[0]]:
                 yield batch
 

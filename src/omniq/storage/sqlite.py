@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -37,7 +37,7 @@ from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
 from omniq.storage.local import DUE_CAP, Durability, LocalStorage
 from omniq.storage.scanning import Range
 from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RUN, record_of, result_of_row, run_of
-from omniq.storage.sqlite_scan import SOURCES, scan
+from omniq.storage.sqlite_scan import SOURCES, scan, scan_blocking
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
 from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, connect, translate
@@ -322,7 +322,23 @@ class SQLiteStorage(LocalStorage[Section]):
     def scan(self, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int) -> AsyncIterator[Columns]:
         if range.table not in SOURCES:
             return super().scan(range, columns, where, rows)
-        return scan(self._fetch, self.event_shards, range, columns, where, rows)
+        return scan(self._fetch, range, columns, where, rows)
+
+    def scan_blocking(
+        self, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int
+    ) -> Iterator[Columns] | None:
+        if range.table not in SOURCES or self.in_memory:
+            return None
+        return self._scan_blocking(range, columns, where, rows)
+
+    def _scan_blocking(self, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int) -> Iterator[Columns]:
+        self._writing()
+        try:
+            with closing(connect(self.path)) as connection:
+                connection.execute("PRAGMA query_only = ON")
+                yield from scan_blocking(connection, range, columns, where, rows)
+        except sqlite3.Error as exc:
+            raise translate(exc, self.path) from exc
 
     # -- steering ----------------------------------------------------------------------------------
 

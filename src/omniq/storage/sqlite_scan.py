@@ -6,19 +6,20 @@ finds the few tasks that a condition leaves: those are looked up by their number
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from omniq.errors import EventsLost
 from omniq.models import TaskError
-from omniq.operations import Shard
 from omniq.storage.scanning import Range
 from omniq.storage.sqlite_rows import decode_error
 from omniq.storage.tables import Columns, Condition
 
-Fetch = Callable[[str, Sequence[Any]], Awaitable[list[tuple[Any, ...]]]]
+Row = tuple[Any, ...]
+Fetch = Callable[[str, Sequence[Any]], Awaitable[list[Row]]]
 
 WINDOW = 100  # how many times as many numbers a statement may pass over as it may return rows
 
@@ -88,32 +89,68 @@ _IN_PYTHON: dict[str, Callable[[TaskError], str]] = {
 # The plus keeps SQLite from going by `seq`.
 _BY_STATUS = {"FAILED": ("state = 6 AND status = 'FAILED'", "dead"), "RUNNING": ("state = 4", "running")}
 _NEAR = "+seq > ? AND +seq <= ?"
+_FIRST_EVENT = "SELECT coalesce((SELECT min(seq) FROM events), next_event) FROM store"
 _FEW = 8  # one in so many: beyond that, reading on is quicker than looking up
 
 
+class Ask(msgspec.Struct, frozen=True):
+    """A statement that a scan wants carried out; it goes on with the rows."""
+
+    sql: str
+    values: Sequence[Any] = ()
+
+
+Steps = Generator[Ask | Columns, list[Row] | None, None]
+
+
 async def scan(
-    fetch: Fetch,
-    shard: Callable[[], Awaitable[list[Shard]]],
-    range: Range,
-    columns: Sequence[str],
-    where: Sequence[Condition],
-    rows: int,
+    fetch: Fetch, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int
 ) -> AsyncIterator[Columns]:
     """The rows of a range of tasks, results or events as column batches. Raises `EventsLost` when some were purged."""
+    steps = _steps(range, columns, where, rows)
+    answer: list[Row] | None = None
+    while (step := _next(steps, answer)) is not None:
+        answer = await fetch(step.sql, step.values) if isinstance(step, Ask) else None
+        if not isinstance(step, Ask):
+            yield step
+
+
+def scan_blocking(
+    connection: sqlite3.Connection, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int
+) -> Iterator[Columns]:
+    """The same on a connection of the caller's own, without a change of threads for every page."""
+    steps = _steps(range, columns, where, rows)
+    answer: list[Row] | None = None
+    while (step := _next(steps, answer)) is not None:
+        answer = connection.execute(step.sql, step.values).fetchall() if isinstance(step, Ask) else None
+        if not isinstance(step, Ask):
+            yield step
+
+
+def _next(steps: Steps, answer: list[Row] | None) -> Ask | Columns | None:
+    try:
+        return steps.send(answer)
+    except StopIteration:
+        return None
+
+
+def _steps(range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int) -> Steps:
+    """The statements of a scan, and its batches in between."""
     page = _Page(range.table, columns, where)
-    numbers = await _numbers(fetch, range, where)
+    numbers = yield from _numbers(range, where)
     if numbers is not None:
-        for begin in _steps(0, len(numbers), rows):
-            yield page.columns(await fetch(page.by_numbers, (*page.values, _json(numbers[begin : begin + rows]))))
+        while numbers:
+            some, numbers = numbers[:rows], numbers[rows:]
+            yield page.columns((yield Ask(page.by_numbers, (*page.values, _json(some)))) or [])
         return
     after, window = range.after, rows
     while after < range.upto:
         upto = min(after + window, range.upto)
-        found = await fetch(page.dense if window == rows else page.sparse, (*page.values, after, upto, rows))
+        found = (yield Ask(page.dense if window == rows else page.sparse, (*page.values, after, upto, rows))) or []
         if range.table == "events":  # asked afterwards: what is there now was there when the page was read
-            (there,) = await shard()
-            if after < there.first - 1:
-                raise EventsLost(f"events up to {there.first - 1} were purged; go on from there")
+            ((first,),) = (yield Ask(_FIRST_EVENT)) or []
+            if after < first - 1:
+                raise EventsLost(f"events up to {first - 1} were purged; go on from there")
         after = upto if window == rows or len(found) < rows else found[-1][-1]
         window = min(window * 2, rows * WINDOW) if len(found) * 2 < rows else rows
         yield page.columns(found)
@@ -141,7 +178,7 @@ class _Page:
         self.sparse = f"SELECT {fields}, seq {here}"
         self.by_numbers = f"SELECT {fields} FROM {table} WHERE {met} AND seq IN (SELECT value FROM json_each(?)) ORDER BY seq"
 
-    def columns(self, rows: list[tuple[Any, ...]]) -> Columns:
+    def columns(self, rows: list[Row]) -> Columns:
         if not rows:
             return {name: [] for name in self._names}
         found: Columns = dict(zip(self._fields, zip(*rows, strict=True), strict=False))
@@ -175,7 +212,7 @@ def _test(source: str, condition: Condition) -> tuple[str, tuple[Any, ...]]:
             return f"({source}) {condition.test} ?", (condition.value,)
 
 
-async def _numbers(fetch: Fetch, range: Range, where: Sequence[Condition]) -> list[int] | None:
+def _numbers(range: Range, where: Sequence[Condition]) -> Generator[Ask, list[Row] | None, list[int] | None]:
     """The numbers of the few tasks that an index finds for a condition; None if no condition leaves few."""
     if range.table != "tasks":
         return None
@@ -185,18 +222,12 @@ async def _numbers(fetch: Fetch, range: Range, where: Sequence[Condition]) -> li
             few = _test("id", condition)
         elif condition.column == "status" and condition.test == "=" and condition.value in _BY_STATUS:
             text, counter = _BY_STATUS[condition.value]
-            ((there,),) = await fetch(f"SELECT coalesce(sum({counter}), 0) FROM queues", ())
+            ((there,),) = (yield Ask(f"SELECT coalesce(sum({counter}), 0) FROM queues")) or []
             few = (text, ()) if there * _FEW < range.upto - range.after else None
         if few is not None:
-            found = await fetch(f"SELECT seq FROM tasks WHERE {few[0]} AND {_NEAR}", (*few[1], range.after, range.upto))
-            return sorted(row[0] for row in found)
+            found = yield Ask(f"SELECT seq FROM tasks WHERE {few[0]} AND {_NEAR}", (*few[1], range.after, range.upto))
+            return sorted(row[0] for row in found or [])
     return None
-
-
-def _steps(start: int, stop: int, step: int) -> Iterable[int]:
-    while start < stop:
-        yield start
-        start += step
 
 
 def _json(values: list[Any]) -> str:
