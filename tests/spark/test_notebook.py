@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-CELL_S = 600
+CELL_S = 1800  # Spark starts slowly on a busy machine
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def erase(spark: SparkSession, lake: Lake, *, task: str | None = None, group: st
             doomed += _frozen_gold_without(spark, lake, task, group)
         build_locked(spark, lake)
         lake.folder.remove(doomed)
-        collect(lake, timedelta(0))
+        collect(lake, timedelta(0), thorough=True)
     return report
 
 
