@@ -30,7 +30,7 @@ class Shop:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.url = folder, f"sqlite:///{folder / 'shop.db'}"
-        self.lake = Lake.init(folder / "lake")
+        self.lake = Lake.init(folder / "the lake")
         self.ids: list[str] = []
 
     def trade(self, count: int, group: str | None = None) -> None:
