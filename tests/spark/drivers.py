@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from support.waiting import wait_for
 
@@ -16,15 +16,15 @@ from omniq.storage.bulk import Bulk
 from omniq.storage.tables import Condition
 
 
-class Driver:
-    """A driver with all that it starts. `options` are those of `enqueue_driver.started`."""
+class Process:
+    """One of the scripts beside this file, with all that it starts."""
 
-    def __init__(self, folder: Path, *steps: dict[str, Any], **options: Any) -> None:
+    def __init__(self, folder: Path, script: str, *words: str) -> None:
         here = Path(__file__).resolve().parent
         path = os.pathsep.join([str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.log = (folder / "driver.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, str(here / "enqueue_driver.py"), json.dumps(steps), json.dumps(options)],
+            [sys.executable, str(here / script), *words],
             env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)},
             stdout=subprocess.PIPE,
             stderr=self.log,
@@ -58,11 +58,18 @@ class Driver:
         self.process.stdout.close()
         self.log.close()
 
-    def __enter__(self) -> "Driver":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+
+class Driver(Process):
+    """A driver that enqueues. `options` are those of `enqueue_driver.started`."""
+
+    def __init__(self, folder: Path, *steps: dict[str, Any], **options: Any) -> None:
+        super().__init__(folder, "enqueue_driver.py", json.dumps(steps), json.dumps(options))
 
 
 def _lives(pid: int) -> bool:

@@ -49,7 +49,7 @@ class Story:
 @pytest.fixture(scope="module")
 def story(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Story:
     story = Story()
-    lake = story.lake = Lake.init(tmp_path_factory.mktemp("lakes") / "lake")
+    lake = story.lake = Lake.init(tmp_path_factory.mktemp("lakes") / "a lake")
     log, other = Log("s1", datetime(2026, 3, 1, tzinfo=UTC)), Log("s2", datetime(2026, 3, 1, tzinfo=UTC))
     late = log.task("late").started(DAY + 5)
     for n in range(5):

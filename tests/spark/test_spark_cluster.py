@@ -86,15 +86,14 @@ def test_the_tasks_of_a_node_that_is_killed_come_back_and_are_done(tmp_path: Pat
         assert "what 1 lost rounds had done" in sh.said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_in_good_order(tmp_path: Path, folder: Path, number: int) -> None:
+def test_a_signal_stops_it_in_good_order(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     gate, path = folder / "gate", str(folder / "runs")
     with sh.queue() as oq:
         id = oq.enqueue(spark_jobs.until, path, str(gate))
         worker = sh.start("spark", "worker", JOBS, "--master", "local[1]", "--grace", "60s")
         wait_for(lambda: spark_jobs.runs(path) == 1, within=WITHIN_S)
-        worker.send_signal(number)
+        worker.send_signal(signal.SIGTERM)
         wait_for(lambda: "stopping: running tasks have their grace time" in sh.said, within=60)
         wait_for(lambda: len(oq.workers()) == 1, within=60)  # the driver has left, the slot has not
         gate.touch()

@@ -57,12 +57,18 @@ def take_in(lake: Lake, events: DataFrame, *, stream: str, batch: int) -> Taken:
     without: Seen = {}
     while True:
         erased = lake.about().erased
-        with settings(events.sparkSession, PARQUET):
-            attempt = _write(lake, events, label, erased, without)
+        try:
+            with settings(events.sparkSession, PARQUET):
+                attempt = _write(lake, events, label, erased, without)
+        except FileNotFoundError:
+            if lake.about().erased == erased:
+                raise
+            continue
         with lake.change() as draft:
             manifest = draft.manifest("events")
             repeated = _common(manifest.seen, attempt.seen)
-            stale = draft.about.erased != erased
+            # An erasure that ended meanwhile deleted what no manifest named, and has more to be left out.
+            stale = draft.about.erased != erased or not all(lake.folder.exists(file.path) for file in attempt.files)
             if not repeated and not stale:
                 _enter(manifest, attempt, str(draft.next_number))
                 manifest.batches[stream] = batch
@@ -85,6 +91,10 @@ class _Written(msgspec.Struct, kw_only=True):
     erased: int
     seen: Seen
     spans: dict[str, tuple[datetime, datetime]]
+
+    @property
+    def files(self) -> list[File]:
+        return [*self.quarantine, *(file for files in self.bronze.values() for file in files)]
 
 
 def _write(lake: Lake, events: DataFrame, label: str, erased: list[Erasure], without: Seen) -> _Written:

@@ -57,7 +57,7 @@ def erase(spark: SparkSession, lake: Lake, *, task: str | None = None, group: st
             doomed += _frozen_gold_without(spark, lake, task, group)
         build_locked(spark, lake)
         lake.folder.remove(doomed)
-        collect(lake, timedelta(0))
+        collect(lake, timedelta(0), thorough=True)
     return report
 
 
@@ -70,7 +70,7 @@ def _without(
     table = TABLES[name]
     if not manifest.files:
         return 0, set(), []
-    paths = [lake.folder.path(file.path) for file in manifest.files]
+    paths = [lake.folder.address(file.path) for file in manifest.files]
     hits = spark.read.parquet(*paths).where(F.col(column) == value).groupBy(F.col("_metadata.file_path").alias("p")).count()
     found = {os.path.relpath(unquote(urlsplit(row["p"]).path), lake.path): row["count"] for row in hits.collect()}
     days: set[str] = set()

@@ -28,6 +28,10 @@ class Folder:
     def path(self, name: str) -> str:
         return str(self.root / name)
 
+    def address(self, name: str) -> str:
+        """The same for Spark, whose own file system may be another one."""
+        return f"file://{self.root / name}"
+
     def exists(self, name: str) -> bool:
         return (self.root / name).exists()
 

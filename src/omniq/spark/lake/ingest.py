@@ -99,7 +99,9 @@ def follow(
         if on_batch is not None:
             on_batch(taken)
 
-    writer = events.writeStream.foreachBatch(take).option("checkpointLocation", lake.folder.path(f"_checkpoints/{checkpoint}"))
+    writer = events.writeStream.foreachBatch(take).option(
+        "checkpointLocation", lake.folder.address(f"_checkpoints/{checkpoint}")
+    )
     with unwrapped():
         query = _triggered(writer, trigger).start()
         try:

@@ -141,10 +141,10 @@ class Lake:
 
     def read_files(self, spark: SparkSession, name: str, files: Iterable[File]) -> DataFrame:
         table = _known(name)
-        paths = [self.folder.path(file.path) for file in files]
+        paths = [self.folder.address(file.path) for file in files]
         if not paths:
             return spark.createDataFrame([], table.ddl)
-        root = self.folder.path(f"{table.layer}/{name}")
+        root = self.folder.address(f"{table.layer}/{name}")
         return spark.read.schema(table.ddl).option("basePath", root).parquet(*paths).select(*table.names)
 
     def views(self, spark: SparkSession) -> None:

@@ -16,9 +16,17 @@ if TYPE_CHECKING:
     from omniq.spark.lake.layout import Lake
 
 
-def collect(lake: Lake, grace: timedelta) -> int:
-    """Delete versions that were replaced longer than `grace` ago, and what a killed process left behind; the files deleted."""
-    folder, grace_s = lake.folder, grace.total_seconds()
+def collect(lake: Lake, grace: timedelta, *, thorough: bool = False) -> int:
+    """Delete versions that were replaced longer than `grace` ago, and what a killed process left behind; the files deleted.
+
+    A `thorough` one spares nothing that no manifest names, even if ingest has just written it: that notices and writes again.
+    """
+    with lake.folder.lock("publish", "deleting", wait=True):
+        return _collect(lake, grace.total_seconds(), thorough)
+
+
+def _collect(lake: Lake, grace_s: float, thorough: bool) -> int:
+    folder = lake.folder
     current = lake.current()
     named: set[str] = set()
     old_manifests: list[str] = []
@@ -39,9 +47,9 @@ def collect(lake: Lake, grace: timedelta) -> int:
     doomed: list[str] = []
     for root in ("bronze", "silver", "gold", "quarantine"):
         unnamed = [path for path in folder.parquet(root) if path not in named]
-        # Beside a build, ingest may just have moved a batch into place that it is about to publish.
-        keep_s = grace_s if root in ("silver", "gold") else max(grace_s, 3600.0)
-        doomed += [path for path in unnamed if folder.age_s(path) > keep_s]
+        # Ingest goes on beside all others, and may just have moved a batch into place that it is about to publish.
+        keep_s = grace_s if thorough or root in ("silver", "gold") else max(grace_s, 3600.0)
+        doomed += [path for path in unnamed if folder.age_s(path) >= keep_s]
     folder.remove(old_manifests)
     folder.remove(doomed)
     for name in folder.folders("_staging"):

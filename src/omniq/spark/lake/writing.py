@@ -28,7 +28,7 @@ def write_days(
     Called with the settings `PARQUET`.
     """
     staging = f"_staging/{uuid.uuid4().hex}"
-    target = lake.folder.path(staging)
+    target = lake.folder.address(staging)
     ordered = df.sortWithinPartitions(partition, *sort) if sort else df
     try:
         ordered.write.partitionBy(partition).option("compression", "zstd").parquet(target)
