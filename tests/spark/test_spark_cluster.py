@@ -42,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
+@pytest.mark.costly
 def test_two_nodes_drain_a_sqlite_store_of_their_machine(two_nodes: Cluster, tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     paths = [str(folder / str(n)) for n in range(60)]
@@ -86,6 +87,7 @@ def test_the_tasks_of_a_node_that_is_killed_come_back_and_are_done(tmp_path: Pat
         assert "what 1 lost rounds had done" in sh.said
 
 
+@pytest.mark.costly
 def test_a_signal_stops_it_in_good_order(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     gate, path = folder / "gate", str(folder / "runs")
@@ -106,6 +108,7 @@ def test_a_signal_stops_it_in_good_order(tmp_path: Path, folder: Path) -> None:
     assert "Traceback" not in sh.said
 
 
+@pytest.mark.costly
 def test_a_terminal_shows_how_far_it_is_and_ctrl_c_stops_it_in_good_order(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     gate, path = folder / "gate", str(folder / "runs")
@@ -121,6 +124,7 @@ def test_a_terminal_shows_how_far_it_is_and_ctrl_c_stops_it_in_good_order(tmp_pa
         assert "running ·" not in terminal.screen()
 
 
+@pytest.mark.costly
 def test_the_second_signal_ends_it_at_once_and_the_task_comes_back(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     gate, path = folder / "gate", str(folder / "runs")
@@ -153,6 +157,7 @@ spark.stop()
 """
 
 
+@pytest.mark.costly
 def test_a_session_of_connect_runs_tasks_too(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     (tmp_path / "script.py").write_text(CONNECT)
