@@ -88,12 +88,12 @@ def beside(
     above: float | None = None,
     below: float | None = None,
 ) -> Figure:
-    """A figure whose aim is a ratio to the baseline."""
+    """A figure whose aim is a ratio to the baseline. CPU is left out: much of it was another process's."""
     return Figure(
         name=name,
         unit=unit,
-        measured=measured,
-        baseline=baseline,
+        measured=Series(measured.values),
+        baseline=Series(baseline.values),
         baseline_name=other,
         above=None if above is None else above * baseline.median,
         below=None if below is None else below * baseline.median,

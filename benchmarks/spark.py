@@ -18,7 +18,7 @@ from benchmarks import jobs, lake
 from benchmarks.bench import Bench, sqlite
 from benchmarks.enqueue import PAYLOAD
 from benchmarks.figures import Figure, Series, beside
-from benchmarks.timing import Stopwatch, family_cpu_s
+from benchmarks.timing import Stopwatch
 from omniq import OmniQ
 from omniq.spark import enqueue, read, session
 from tests.support.redis_server import Server, running
@@ -85,7 +85,7 @@ def scans(bench: Bench, spark: SparkSession, store: Path) -> Iterator[Figure]:
 
     def spark_rows(frame: Callable[[], DataFrame], expected: int = rows) -> Callable[[Path], Stopwatch]:
         def once(_: Path) -> Stopwatch:
-            with Stopwatch(rows, family_cpu_s) as watch:
+            with Stopwatch(rows) as watch:
                 assert _told(frame()) == expected
             return watch
 
@@ -173,10 +173,10 @@ def enqueues(bench: Bench, spark: SparkSession, tasks: int) -> Iterator[Figure]:
     repeats: list[Stopwatch] = []
 
     def from_spark(url: str) -> Stopwatch:
-        with Stopwatch(tasks, family_cpu_s) as watch:
+        with Stopwatch(tasks) as watch:
             done = enqueue(frame, url, jobs.nothing, key="id", args=["payload"], progress=False)
         assert done.inserted == tasks
-        with Stopwatch(tasks, family_cpu_s) as again:
+        with Stopwatch(tasks) as again:
             done = enqueue(frame, url, jobs.nothing, key="id", args=["payload"], progress=False)
         assert (done.inserted, done.already_there) == (0, tasks)
         repeats.append(again)
@@ -223,7 +223,7 @@ def bulk(url: str, tasks: int, processes: int) -> Stopwatch:
     """The client's own way, from so many processes that were started before."""
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_store, [url] * processes, [1] * processes))
-        with Stopwatch(tasks, family_cpu_s) as watch:
+        with Stopwatch(tasks) as watch:
             list(pool.map(_store, [url] * processes, [tasks // processes] * processes))
     return watch
 

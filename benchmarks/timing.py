@@ -35,7 +35,7 @@ class Stopwatch:
 
 
 def family_cpu_s() -> float:
-    """CPU of this process and of all below it, among them Spark's Java and its Python workers; those that ended count too."""
+    """CPU of this process and of all below it, among them Spark's Java. What ended without being waited for is not counted."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -139,7 +139,7 @@ def fork_and_die_in_a_transaction(url: str) -> None:
             while True:
                 signal.pause()
         print(child, flush=True)
-        await (storage._do if isinstance(storage, FileStorage) else storage._write)(die)
+        await storage._do(die)
 
     asyncio.run(main())
 

@@ -1,5 +1,6 @@
 """One session for all tests here: to start Spark takes longer than most of them."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +13,15 @@ if TYPE_CHECKING:
 
 
 START_S = 300.0
+FEW_ROUNDS = 5
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whichever test comes first waits for the start, which takes long on a busy machine."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whichever test comes first waits for the start, which takes long on a busy machine. Few rounds leave costly ones out."""
+    if int(os.environ.get("ROUNDS") or 20) < FEW_ROUNDS:
+        costly = [item for item in items if item.get_closest_marker("costly")]
+        config.hook.pytest_deselected(items=costly)
+        items[:] = [item for item in items if item not in costly]
     for item in items:
         quick = not (item.get_closest_marker("slow") or item.get_closest_marker("timeout"))
         if quick and item.path.is_relative_to(Path(__file__).parent):

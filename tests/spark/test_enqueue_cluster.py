@@ -21,7 +21,7 @@ EAGER = {
     "spark.executor.memory": "512m",
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.costly, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

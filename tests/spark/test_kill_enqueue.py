@@ -1,5 +1,6 @@
 """A driver is killed at any moment while it enqueues; whoever comes next ends it, and nothing is lost or doubled."""
 
+import itertools
 import os
 import random
 from pathlib import Path
@@ -34,27 +35,36 @@ def state_of(bulk: Bulk, step: dict[str, Any]) -> str:
 
 
 def test_a_killed_driver_leaves_all_or_nothing_and_the_next_one_ends_its_work(tmp_path: Path) -> None:
+    """Each driver ends what the one before it began, and then begins something of its own, in which it is killed."""
     dice = random.Random(os.environ.get("SEED"))
-    span, pending = SPAN_S, []
+    kills, pending = 0, list[dict[str, Any]]()
     with running(tmp_path / "redis") as server:
         urls = [f"sqlite:///{tmp_path}/q.db", f"file://{tmp_path}/q", server.url]
-        for n in range(ROUNDS + 1):
-            last = n == ROUNDS
-            step = {"url": urls[n % 3], "queue": f"round{n}", "rows": ROWS, "run_id": f"run{n}" if n % 2 else None}
-            with Driver(tmp_path, *pending, *([] if last else [step])) as driver:
+        spans = dict.fromkeys(urls, SPAN_S)
+        for n in itertools.count():
+            url = urls[n % 3]
+            begun = [{"url": url, "queue": f"round{n}", "rows": ROWS, "run_id": f"run{n}" if n % 2 else None}]
+            if kills == ROUNDS or n == 4 * ROUNDS:
+                begun = []
+            with Driver(tmp_path, *pending, *begun) as driver:
                 for before in pending:
                     report = driver.until("done")
-                    span = (span + report["seconds"]) / 2  # as long as it takes on this machine just now
-                    with open_bulk(before["url"]) as bulk:
-                        must_be_once(bulk, before["queue"], ROWS)
                     assert report["rows"] == ROWS
-                if last:
+                    spans[before["url"]] = 0.9 * report["seconds"]  # how long it takes on this machine just now
+                if begun:
+                    driver.until("begin")
+                    moment = dice.uniform(0, spans[url])
+                    killed = driver.kill_within(moment)
+                else:
                     assert driver.process.wait(START_S) == 0
-                    break
-                driver.until("begin")
-                moment = dice.uniform(0, span)
-                killed = driver.kill_within(moment)
-            with open_bulk(step["url"]) as bulk:
-                seen = state_of(bulk, step)
-            print(f"round {n}, {step['url'].partition(':')[0]}: {'killed' if killed else 'ended'} after {moment:.2f} s: {seen}")
-            pending = [step]
+            for before in pending:
+                with open_bulk(before["url"]) as bulk:
+                    must_be_once(bulk, before["queue"], ROWS)
+            if not begun:
+                break
+            with open_bulk(url) as bulk:
+                seen = state_of(bulk, begun[0])
+            kills += killed
+            print(f"{n}: {url.partition(':')[0]}, {'killed' if killed else 'ended'} after {moment:.2f} s: {seen}")
+            pending = begun
+    assert kills == ROUNDS

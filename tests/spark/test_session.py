@@ -232,6 +232,7 @@ spark.stop()
 
 
 @pytest.mark.slow
+@pytest.mark.costly
 def test_a_session_of_connect_is_taken_like_any_other(tmp_path: Path) -> None:
     with connect_server(tmp_path) as url:
         done = subprocess.run([sys.executable, "-c", CONNECT, url], cwd=tmp_path, capture_output=True, text=True, timeout=300)

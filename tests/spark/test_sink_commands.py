@@ -14,8 +14,9 @@ from omniq.cli.app import app
 from omniq.cli.lake_replay import replay_command
 from omniq.models import new_id
 from omniq.operations import Filter
-from omniq.spark import Lake, build, ingest
+from omniq.spark import Lake, build, read
 from omniq.spark.files import read_rows
+from omniq.spark.lake.bronze import take_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +69,7 @@ def test_failed_tasks_of_the_lake_are_replayed_after_a_look(spark: "SparkSession
             worker.drain()
         (gone, *_) = oq.find(Filter(statuses=(TaskStatus.FAILED,)))[0]
         lake = Lake.init(tmp_path / "lake")
-        ingest(spark, store, lake)
+        take_in(lake, read(spark, store, "events"), stream="test", batch=0)
         build(spark, lake, tables=())  # tasks and attempts are always built
         oq.remove(gone.id)
     commands = typer.Typer()

@@ -42,6 +42,7 @@ def read_from(place: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.timeout(900)
 def test_a_store_is_read_and_written_over_spark_connect(tmp_path: Path) -> None:
     with connect_server(tmp_path) as place:
@@ -49,6 +50,7 @@ def test_a_store_is_read_and_written_over_spark_connect(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.timeout(900)
 def test_a_store_is_read_and_written_by_executors_of_their_own(tmp_path: Path) -> None:
     with cluster(tmp_path / "cluster") as made:

@@ -42,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
+@pytest.mark.costly
 def test_two_nodes_drain_a_sqlite_store_of_their_machine(two_nodes: Cluster, tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     paths = [str(folder / str(n)) for n in range(60)]
@@ -86,15 +87,15 @@ def test_the_tasks_of_a_node_that_is_killed_come_back_and_are_done(tmp_path: Pat
         assert "what 1 lost rounds had done" in sh.said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_in_good_order(tmp_path: Path, folder: Path, number: int) -> None:
+@pytest.mark.costly
+def test_a_signal_stops_it_in_good_order(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     gate, path = folder / "gate", str(folder / "runs")
     with sh.queue() as oq:
         id = oq.enqueue(spark_jobs.until, path, str(gate))
         worker = sh.start("spark", "worker", JOBS, "--master", "local[1]", "--grace", "60s")
         wait_for(lambda: spark_jobs.runs(path) == 1, within=WITHIN_S)
-        worker.send_signal(number)
+        worker.send_signal(signal.SIGTERM)
         wait_for(lambda: "stopping: running tasks have their grace time" in sh.said, within=60)
         wait_for(lambda: len(oq.workers()) == 1, within=60)  # the driver has left, the slot has not
         gate.touch()
@@ -107,6 +108,7 @@ def test_a_signal_stops_it_in_good_order(tmp_path: Path, folder: Path, number: i
     assert "Traceback" not in sh.said
 
 
+@pytest.mark.costly
 def test_a_terminal_shows_how_far_it_is_and_ctrl_c_stops_it_in_good_order(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     gate, path = folder / "gate", str(folder / "runs")
@@ -122,6 +124,7 @@ def test_a_terminal_shows_how_far_it_is_and_ctrl_c_stops_it_in_good_order(tmp_pa
         assert "running ·" not in terminal.screen()
 
 
+@pytest.mark.costly
 def test_the_second_signal_ends_it_at_once_and_the_task_comes_back(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     gate, path = folder / "gate", str(folder / "runs")
@@ -154,6 +157,7 @@ spark.stop()
 """
 
 
+@pytest.mark.costly
 def test_a_session_of_connect_runs_tasks_too(tmp_path: Path, folder: Path) -> None:
     sh = shell_on(tmp_path, f"sqlite:///{tmp_path}/queue.db")
     (tmp_path / "script.py").write_text(CONNECT)

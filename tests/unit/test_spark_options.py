@@ -13,7 +13,7 @@ def test_only_the_url_is_needed() -> None:
     asked = read_options({"url": URL})
     assert (asked.table, asked.columns, asked.where, asked.parts) == ("tasks", None, (), None)
     assert (asked.batch_rows, asked.start, asked.end, asked.max_rows, asked.fail_on_data_loss) == (
-        2_000,
+        10_000,
         "earliest",
         "latest",
         100_000,

@@ -11,6 +11,7 @@ from omniq.errors import ConfigError, Invalid
 from omniq.spark.filters import conditions, moment
 from omniq.spark.plan import offset_of
 from omniq.spark.schema import names_of
+from omniq.storage.scanning import BATCH
 from omniq.storage.tables import Condition
 
 READ = (
@@ -28,7 +29,6 @@ READ = (
     "failOnDataLoss",
 )
 MAX_ROWS = 100_000
-BATCH = 2_000  # what fits into the caches of a processor is turned from rows to columns in three quarters of the time
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
