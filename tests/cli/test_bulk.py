@@ -3,6 +3,8 @@
 import json
 import signal
 import subprocess
+import time
+from pathlib import Path
 
 from support.shell import Shell
 from support.waiting import wait_for
@@ -114,6 +116,17 @@ def test_what_does_not_go_with_a_file(sh: Shell) -> None:
     assert (missing.code, missing.sentence()) == (2, "cannot read missing.jsonl: No such file or directory")
 
 
+def at_rest(pid: int) -> bool:
+    """Whether a process has used no processor time for a moment."""
+
+    def used() -> list[str]:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+
+    before = used()
+    time.sleep(0.3)
+    return used() == before
+
+
 def test_lines_of_a_pipe_are_stored_as_they_arrive_and_ctrl_c_ends_it(sh: Shell) -> None:
     running = sh.start("enqueue", "--from", "-", stdin=subprocess.PIPE)
     assert running.stdin is not None
@@ -121,6 +134,7 @@ def test_lines_of_a_pipe_are_stored_as_they_arrive_and_ctrl_c_ends_it(sh: Shell)
     running.stdin.flush()
     with sh.queue() as oq:
         wait_for(lambda: sum(c.ready for c in oq.counts()) == 1, within=30)
+    wait_for(lambda: at_rest(running.pid), within=30)  # the line is stored before the command hears of it
     assert sh.interrupt(running) == 130
     assert sh.said == "omniq: cut short after line 1: 1 enqueued; --skip 1 goes on\n"
 

@@ -122,6 +122,7 @@ async def _drain(oq: AsyncOmniQ, tasks: int) -> Figure:
 
 async def _clear(oq: AsyncOmniQ) -> None:
     """Nothing of the benchmark stays but its events."""
+    await oq.storage.promote(QUEUE)  # waits for what a call that was interrupted has left on its way
     resting = tuple(state for state in State if state is not State.RUNNING)
     cursor = None
     while True:
