@@ -1,7 +1,6 @@
 """The lake's tables as a declarative pipeline: written, run twice, and read by DuckDB."""
 
 import ast
-import contextlib
 import os
 import re
 import signal
@@ -46,7 +45,7 @@ def test_a_folder_with_other_things_becomes_no_project_and_an_empty_one_does_not
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     write_project(tmp_path, "sqlite:///q.db")
     with socket.socket() as held:
-        with contextlib.suppress(OSError):  # somebody else may have it already
+        with suppress(OSError):  # somebody else may have it already
             held.bind(("127.0.0.1", PORT))
             held.listen()
         with pytest.raises(ConfigError, match=f"port {PORT} is in use"):

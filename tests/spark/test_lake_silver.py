@@ -224,3 +224,14 @@ def fingerprints(spark: "SparkSession", *errors: tuple[str | None, str | None]) 
     rows = spark.createDataFrame([(n, *error) for n, error in enumerate(errors)], "n int, type string, message string")
     found = rows.select("n", models.fingerprint(F.col("type"), F.col("message")).alias("f")).orderBy("n")
     return [row["f"] for row in found.collect()]
+
+
+@pytest.mark.parametrize("module", ["silver", "gold", "capacity"])
+def test_models_only_describe(module: str) -> None:
+    """Else a declarative pipeline would lose the order of its tables: see `omniq.spark.lake.models`."""
+    import importlib
+    import inspect
+
+    source = inspect.getsource(importlib.import_module(f"omniq.spark.lake.{module}"))
+    eager = (".withColumn", ".drop(", ".columns", ".schema", ".dtypes", ".collect(", ".count()", ".isEmpty(")
+    assert [word for word in eager if word in source] == []

@@ -26,8 +26,9 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
         (F.max("busy_ms") / 60_000.0).alias("peak_slots"),
     )
     if earlier is not None:
-        known = earlier.where(~F.col("is_forecast")).withColumn("h", F.unix_seconds("hour"))
-        sums = sums.unionByName(known.select(*key, "h", "arrivals", "finished", "busy_s", "peak_slots"))
+        known = earlier.where(~F.col("is_forecast"))
+        hour = F.unix_seconds("hour").alias("h")
+        sums = sums.unionByName(known.select(*key, hour, "arrivals", "finished", "busy_s", "peak_slots"))
     ends = sums.groupBy("store").agg(F.max("h").alias("now"))
     spans = sums.groupBy(*key).agg(F.min("h").alias("first")).join(F.broadcast(ends), "store")
     every = F.explode(F.sequence("first", F.col("now") + FORECAST_DAYS * _DAY_S, F.lit(_HOUR_S).cast("bigint")))
@@ -59,7 +60,7 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
         F.ceil(F.max("peak_slots").over(week)).alias("slots_seen"),
     )
     load = F.coalesce("forecast_busy_s", "busy_s") / _HOUR_S
-    rows = rows.withColumn("slots_needed", F.ceil(load + 2 * F.sqrt(load)))
+    rows = rows.select("*", F.ceil(load + 2 * F.sqrt(load)).alias("slots_needed"))
     hour = F.timestamp_seconds("h")
     return rows.select(
         *key,

@@ -44,7 +44,7 @@ def queue_minute(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
             )
         ).alias("e"),
     )
-    of_tasks = tasks.withColumn("wait_ms", F.lit(None).cast("double")).select(
+    of_tasks = tasks.select(
         "store",
         F.explode(
             F.array(
@@ -170,7 +170,7 @@ def group_hour(attempts: DataFrame, tasks: DataFrame, until: datetime | None = N
     of_queue = Window.partitionBy("store", "queue", "hour")
     grouped = (
         rows.agg(*totals, *[F.max(name).alias(name) for name in peaks])
-        .withColumn("share", F.coalesce(F.try_divide("started", F.sum("started").over(of_queue)), F.lit(0.0)))
+        .select("*", F.coalesce(F.try_divide("started", F.sum("started").over(of_queue)), F.lit(0.0)).alias("share"))
         .where(in_group)
     )
 
@@ -269,20 +269,19 @@ def _occupancy(attempts: DataFrame, tasks: DataFrame, until: datetime | None) ->
 
 def failure_day(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
     """Failures of a day that are alike, with a few ids to look at."""
-    wanted = ("store", "fingerprint", "name", "error_type", "error", "task_id", "finished_at", "final")
+    same = ("store", "fingerprint", "name", "error_type", "error", "finished_at")
     of_runs = attempts.where(F.col("error_type").isNotNull() & F.col("outcome").isin("retried", "failed", "expired"))
     # What failed without having run: its blocker had.
     of_tasks = tasks.where((F.col("status") == "FAILED") & (F.col("runs") == 0) & F.col("error_type").isNotNull())
     failures = (
-        of_runs.withColumn("final", F.col("outcome") == "failed")
-        .select(*wanted)
-        .unionByName(of_tasks.withColumn("final", F.lit(True)).withColumnRenamed("id", "task_id").select(*wanted))
-        .withColumn("day", F.to_date("finished_at"))
+        of_runs.select(*same, "task_id", (F.col("outcome") == "failed").alias("final"))
+        .unionAll(of_tasks.select(*same, "id", F.lit(True)))
+        .select("*", F.to_date("finished_at").alias("day"))
         .where(F.col("day").isNotNull())
     )
     key = ["store", "fingerprint", "name", "error_type", "day"]
     newest = Window.partitionBy(*key).orderBy(F.desc("finished_at"), "task_id")
-    ranked = failures.withColumn("rank", F.row_number().over(newest))
+    ranked = failures.select("*", F.row_number().over(newest).alias("rank"))
     ids = F.sort_array(F.collect_list(F.when(F.col("rank") <= 4 * SAMPLES, F.struct("rank", "task_id"))))
     return (
         ranked.groupBy(*key)
@@ -335,7 +334,7 @@ def retry_storm(attempts: DataFrame) -> DataFrame:
     # A function that never failed before has no rate to compare with: one retry in a hundred tasks is taken as usual.
     ratio = (F.col("retries") / F.col("tasks")) / F.greatest(F.col("usual"), F.lit(0.01))
     start = F.timestamp_seconds("slot")
-    return own.withColumn("ratio", ratio).select(
+    return own.select("*", ratio.alias("ratio")).select(
         "store",
         "name",
         start.alias("window_start"),

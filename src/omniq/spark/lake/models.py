@@ -1,7 +1,8 @@
 """The models of the lake: plain functions from DataFrame to DataFrame, called by `build`, by pipelines and by tests.
 
-They only describe: a declarative pipeline calls them before the tables that they read are there. So none of them may ask a
-frame for its columns, or use `drop`, for which a server of Spark Connect does.
+They only describe: a declarative pipeline calls them before the tables that they read are there, and finds out from the plan
+which ones they are. `columns`, `drop`, `withColumn` and `withColumnRenamed` would have Spark Connect look at the tables at
+once, and are used in none of them.
 """
 
 from __future__ import annotations

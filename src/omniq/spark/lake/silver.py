@@ -71,21 +71,20 @@ def tasks(events: DataFrame) -> DataFrame:
     return (
         lifecycle(events)
         .where("is_last")
-        .withColumn("status", status)
         .select(
             "store",
             F.col("task_id").alias("id"),
             F.when(moved, F.col("d.to_queue")).otherwise(F.col("queue")).alias("queue"),
             "name",
             "group_id",
-            "status",
+            status.alias("status"),
             F.when(moved, F.lit(0)).otherwise(F.col("attempt")).alias("attempts"),
             F.col("run").cast("int").alias("runs"),
             F.col("releases").cast("int").alias("releases"),
             F.col("enqueued_at").alias("created_at"),
             F.when(moved, F.col("ts")).otherwise(F.col("due_at")).alias("due_at"),
             F.col("last_run.started_at").alias("started_at"),
-            F.when(F.col("status").isin("SUCCESS", "FAILED", "CANCELLED"), F.col("ended_at")).alias("finished_at"),
+            F.when(status.isin("SUCCESS", "FAILED", "CANCELLED"), F.col("ended_at")).alias("finished_at"),
             "removed_at",
             F.col("last_run.wait_ms").alias("wait_ms"),
             F.col("last_run.run_ms").alias("run_ms"),
@@ -121,7 +120,7 @@ def lifecycle(events: DataFrame) -> DataFrame:
 
     event = F.col("event")
     is_new = F.coalesce((F.lag("seq").over(life) != F.col("seq")) | (F.lag("shard").over(life) != F.col("shard")), F.lit(True))
-    rows = events.withColumn("is_new", is_new).where("is_new")
+    rows = events.select("*", is_new.alias("is_new")).where("is_new")
     rows = rows.select(
         "*",
         F.count(F.lit(1)).over(whole).alias("events"),
@@ -129,7 +128,7 @@ def lifecycle(events: DataFrame) -> DataFrame:
         F.max("ts").over(whole).alias("last_event_at"),
     ).where((event != "progress") | (F.col("telling") == 0))
     parsed = F.when(event.isin(*ENDS, "enqueued"), F.from_json("data", _DATA))
-    rows = rows.withColumn("d", parsed)
+    rows = rows.select("*", parsed.alias("d"))
     rows = rows.select(
         "*",
         F.lead(F.struct("event", "ts", "d")).over(life).alias("next"),
@@ -157,10 +156,9 @@ def lifecycle(events: DataFrame) -> DataFrame:
         next_event.isNull().alias("is_last"),
         F.when(starts, F.col("ts")).alias("started_at"),
         end.alias("end"),
-        F.when(starts, F.greatest(F.col("due_at"), F.col("waits_since"))).alias("ready_at"),
+        # A clock that was set back must not make a time negative.
+        F.when(starts, F.least(F.greatest(F.col("due_at"), F.col("waits_since")), F.col("ts"))).alias("ready_at"),
     )
-    # A clock that was set back must not make a time negative.
-    rows = rows.withColumn("ready_at", F.least("ready_at", "started_at"))
     measured = F.col("end.d.ran_us") / F.lit(1000.0)
     between = _ms_between("started_at", "end.ts")
     between = F.when(between < 0, F.lit(0.0)).otherwise(between)
