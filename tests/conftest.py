@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,16 @@ import pytest
 
 LEAVE_S = 5.0
 _LONGEST_FIRST = ("spark", "cli", "integration", "faults", "docs", "conformance", "unit")
+
+
+def pytest_configure() -> None:
+    """Undo what a caller left ignored, as a shell does with Ctrl-C for what runs in the background: programs inherit it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
