@@ -26,10 +26,10 @@ demo: setup ## run the demo: tasks, results and a retry on SQLite, then the data
 	@$(BIN)/python examples/lake_demo.py
 
 test: setup ## run the tests, without the slow ones
-	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile --max-worker-restart=3 $(ARGS)
 
 slow: setup ## run the slow tests, ROUNDS times
-	@ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --timeout=3600 $(ARGS)
+	@ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --max-worker-restart=3 --timeout=3600 $(ARGS)
 
 check: setup ## format, lint, types, import layers, docs
 	@echo "ruff format"; $(BIN)/ruff format --check --quiet . || { echo "to repair: $(BIN)/ruff format ." >&2; exit 1; }

@@ -353,7 +353,7 @@ class GroupInfo(msgspec.Struct, kw_only=True):
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks `find` returns; what is not given does not matter."""
+    """Which tasks `find` returns; what is not given does not matter, but staged tasks are found by state or run only."""
 
     states: tuple[State, ...] = ()
     statuses: tuple[TaskStatus, ...] = ()
@@ -372,9 +372,14 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     error_contains: str | None = None
     payload_contains: str | None = None
 
+    def admits(self, state: State) -> bool:
+        if self.states:
+            return state in self.states
+        return state is not State.STAGED or self.run_id is not None
+
     def matches(self, task: Record) -> bool:
         return (
-            (not self.states or task.state in self.states)
+            self.admits(task.state)
             and (not self.statuses or task.status in self.statuses)
             and (self.queue is None or task.queue == self.queue)
             and (self.name is None or task.name == self.name)

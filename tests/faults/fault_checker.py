@@ -23,7 +23,7 @@ async def everything(storage: BaseStorage) -> tuple[list[Record], list[EventRow]
     tasks: list[Record] = []
     cursor: str | None = None
     while True:
-        page = await storage.find(Filter(), cursor, 1000, newest_first=False)
+        page = await storage.find(Filter(states=tuple(State)), cursor, 1000, newest_first=False)
         tasks += page.tasks
         cursor = page.cursor
         if cursor is None:

@@ -33,7 +33,7 @@ Dump = dict[str, Any]
 
 async def dump(storage: FileStorage) -> Dump:
     """Everything that a store can tell, comparable. Numbers of files are left out: a failed commit may use one up."""
-    tasks = (await storage.find(Filter(), limit=10_000, newest_first=False)).tasks
+    tasks = (await storage.find(Filter(states=tuple(State)), limit=10_000, newest_first=False)).tasks
     (shard,) = await storage.event_shards()
     return {
         "tasks": {task.id: msgspec.to_builtins(task) for task in tasks},

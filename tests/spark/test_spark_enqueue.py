@@ -13,8 +13,7 @@ from support import jobs
 import omniq
 from omniq import Invalid, OmniQ, Task
 from omniq.errors import IdempotencyConflict, RunClosed, SerializationError
-from omniq.models import State
-from omniq.operations import Filter, RunState
+from omniq.operations import RunState
 from omniq.spark import EnqueueReport, enqueue
 from omniq.spark.address import address_of
 from omniq.spark.columns import choice
@@ -29,12 +28,9 @@ if TYPE_CHECKING:
 ECHO = "default/support.jobs:echo"
 
 
-VISIBLE = Filter(states=tuple(state for state in State if state is not State.STAGED))
-
-
 def tasks_of(url: str) -> list[Task]:
     with OmniQ.from_url(url) as oq:
-        return oq.find(VISIBLE, limit=1000)[0]
+        return oq.find(limit=1000)[0]
 
 
 def numbers(spark: "SparkSession", n: int = 20) -> "DataFrame":

@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,12 +158,14 @@ class Bulk:
 
         with bar("enqueueing", self.done.size or None, self.done.bytes) as advance:
             async for chunk in self._source.chunks(self.done.bytes):
-                await self._enqueue_chunk(chunk, skip)
-                read = sum(map(len, chunk))
-                self.done.lines += len(chunk)
-                self.done.bytes += read
-                self._remember()
-                advance(read)
+                await _whole(self._take(chunk, skip))
+                advance(sum(map(len, chunk)))
+
+    async def _take(self, chunk: list[bytes], skip: int) -> None:
+        await self._enqueue_chunk(chunk, skip)
+        self.done.lines += len(chunk)
+        self.done.bytes += sum(map(len, chunk))
+        self._remember()
 
     async def _enqueue_chunk(self, chunk: list[bytes], skip: int) -> None:
         made: list[tuple[int, Enqueue]] = []
@@ -237,6 +239,18 @@ class Bulk:
     def _say_how_to_go_on(self) -> None:
         same = "the same command" if self._note is not None else f"--skip {self.done.lines}"
         say(f"cut short after line {self.done.lines}: {self.done.stored} enqueued; {same} goes on")
+
+
+async def _whole(step: Coroutine[Any, Any, None]) -> None:
+    """Carry a step through: a Ctrl-C takes effect after it, so that what was stored is counted."""
+    task = asyncio.ensure_future(step)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled() and (failed := task.exception()) is not None:
+            raise failed from None
+        raise
 
 
 def _digits(number: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from omniq.cli.output import count
 from omniq.cli.progress import bar
 from omniq.errors import Invalid, Refused
-from omniq.models import Record, State
+from omniq.models import Record
 from omniq.operations import EventRow, Filter, QueueCounts, Saved
 from omniq.storage.base import BaseStorage
 
@@ -125,9 +125,8 @@ async def _pages(storage: BaseStorage) -> AsyncIterator[list[Record]]:
     cursor = None
     while True:
         page = await storage.find(Filter(), cursor, PAGE, newest_first=False)
-        tasks = [task for task in page.tasks if task.state is not State.STAGED]
-        if tasks:
-            yield tasks
+        if page.tasks:
+            yield page.tasks
         cursor = page.cursor
         if cursor is None:
             return

@@ -51,7 +51,7 @@ def task_page(section: Section, after: int, upto: int, limit: int) -> tuple[list
 
 def _may_match(entry: Entry, filter: Filter) -> bool:
     return (
-        (not filter.states or entry.state in filter.states)
+        filter.admits(entry.state)
         and (filter.queue is None or entry.queue == filter.queue)
         and (filter.group is None or entry.group == filter.group)
         and (filter.worker is None or entry.worker == filter.worker)

@@ -63,9 +63,12 @@ class _Heap:
         return None
 
     def pop(self) -> Record | None:
+        """The first record, once: one that came back to where it was before has two entries, which lie side by side."""
         task = self.peek()
         if task is not None:
-            heapq.heappop(self._entries)
+            place = heapq.heappop(self._entries)[:2]
+            while self._entries and self._entries[0][:2] == place:
+                heapq.heappop(self._entries)
         return task
 
 
@@ -365,14 +368,13 @@ def _scheduled_key(queue: str) -> Callable[[Record], tuple[Any, ...] | None]:
 
 
 def _take(heap: _Heap | None, limit: int) -> list[Record]:
-    """Pop up to `limit` different records: a record that was saved twice under one key has two entries."""
-    found: dict[int, Record] = {}
+    found: list[Record] = []
     while heap is not None and len(found) < limit:
         task = heap.pop()
         if task is None:
             break
-        found[task.seq] = task
-    return list(found.values())
+        found.append(task)
+    return found
 
 
 class MemoryStorage(BaseStorage):

@@ -105,13 +105,13 @@ def _there(ledger: Ledger, op: Enqueue, now_us: int) -> Record | str | None:
 def _insert(ledger: Ledger, run: Run, op: Enqueue, now_us: int) -> None:
     if op.idempotency_key is not None:
         run.key_ttl_us = max(run.key_ttl_us, op.key_ttl_us)
-    if ledger.stage_plain(op, run, now_us):
-        return
     if op.group is not None and op.group_limit > 0:
         lane = ledger.lane(op.queue, op.group)
         if lane.limit <= 0:
             lane.limit = op.group_limit
             ledger.save_lane(lane)
+    if ledger.stage_plain(op, run, now_us):
+        return
     ledger.insert(
         Record(
             id=op.id,

@@ -359,6 +359,8 @@ def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:
 
     if filter.states:
         where.append(f"state IN ({', '.join(str(int(s)) for s in filter.states)})")
+    elif filter.run_id is None:
+        where.append(f"state <> {State.STAGED:d}")
     if filter.statuses:
         add("status IN (SELECT value FROM json_each(?))", _json(list(filter.statuses)))
     if filter.ids:

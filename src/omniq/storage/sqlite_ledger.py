@@ -103,6 +103,8 @@ class SQLiteLedger:
                     op.queue,
                     op.name,
                     now_us,
+                    now_us,
+                    now_us,
                     op.max_attempts - 1,
                     op.timeout_us,
                     op.lease_us,
@@ -487,7 +489,7 @@ class SQLiteLedger:
         return [sqlite_rows.run_of(row) for row in self._db.execute(sql, (now_us, limit)).fetchall()]
 
     def staged(self, run: Run, limit: int) -> list[Record]:
-        return self._select(sqlite_rows.STAGED, run.queue, run.run_id, limit)
+        return self._select(sqlite_rows.STAGED, run.queue, run.run_id, run.queue, run.run_id, limit)
 
     def foresee(self, queue: str, tasks: Sequence[Enqueue]) -> None:
         self.prefetch([op.id for op in tasks])
@@ -502,11 +504,12 @@ class SQLiteLedger:
         if op.encoding != "json" or op.origin or (op.headers, op.interval_us, op.dead_queue) != (None, None, None):
             return False
         args, kwargs, rest = sqlite_rows.split_call(op.payload)
-        if rest is not None or args is None or op.group_limit:
+        if rest is not None or args is None:
             return False
         retries, key = op.max_attempts - 1, op.idempotency_key
+        due = now_us if op.eta_us is None else op.eta_us
         lasting = (retries, op.timeout_us, op.lease_us, op.result_ttl_us, args, kwargs, op.backoff, op.fingerprint)
-        row = (self._seq, op.id, op.queue, op.name, now_us, *lasting, run.run_id, key)
+        row = (self._seq, op.id, op.queue, op.name, due, now_us, now_us, *lasting, run.run_id, key)
         if op.group is None and op.eta_us is None:
             self._staged.append(row)
         else:
@@ -525,7 +528,7 @@ class SQLiteLedger:
         if not found:
             return 0
         seqs = sqlite_rows.encode([row[0] for row in found]).decode()
-        self._db.execute(sqlite_rows.RELEASE, (run.ended_at_us, now_us, seqs))
+        self._db.execute(sqlite_rows.RELEASE, (run.ended_at_us, run.ended_at_us, now_us, seqs))
         if self._db.execute("SELECT 1 FROM claims LIMIT 1").fetchone():
             others = "SELECT id FROM tasks WHERE seq IN (SELECT value FROM json_each(?))"
             self._db.execute(f"DELETE FROM claims WHERE task_id IN ({others})", (seqs,))

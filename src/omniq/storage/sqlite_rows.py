@@ -25,21 +25,19 @@ COLUMNS = LEAN + ", args, kwargs, payload"
 PLAIN = """seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease, result_ttl, backoff, fingerprint,
  created_at, updated_at, origin, encoding, args, kwargs"""
 INSERT_PLAIN = f"INSERT INTO tasks ({PLAIN}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
-INSERT_READY = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease, result_ttl,
- created_at, updated_at, args, kwargs, backoff) VALUES (?1,?2,?3,?4,3,'PENDING',?5,?6,?7,?8,?9,?5,?5,?10,?11,?12)"""
-INSERT_PUSHED = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, created_at, updated_at,
- payload, backoff, fingerprint, origin) VALUES (?1,?2,?3,?4,3,'PENDING',?5,?6,?5,?5,?7,?8,?9,?10)"""
-INSERT_STAGED = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease, result_ttl,
- created_at, updated_at, args, kwargs, backoff, fingerprint, run_id, idempotency_key)
- VALUES (?1,?2,?3,?4,0,'PENDING',?5,?6,?7,?8,?9,?5,?5,?10,?11,?12,?13,?14,?15)"""
-INSERT_STAGED_MORE = """INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, max_retries, timeout, lease,
- result_ttl, created_at, updated_at, args, kwargs, backoff, fingerprint, run_id, idempotency_key, "group", asked_eta)
- VALUES (?1,?2,?3,?4,0,'PENDING',coalesce(?17,?5),?6,?7,?8,?9,?5,?5,?10,?11,?12,?13,?14,?15,?16,?17)"""
+_NEW = "INSERT INTO tasks (seq, id, queue, func_path, state, status, eta, created_at, updated_at, max_retries"
+INSERT_READY = f"""{_NEW}, timeout, lease, result_ttl, args, kwargs, backoff)
+ VALUES (?,?,?,?,3,'PENDING',?,?,?,?,?,?,?,?,?,?)"""
+INSERT_PUSHED = f"{_NEW}, payload, backoff, fingerprint, origin) VALUES (?,?,?,?,3,'PENDING',?,?,?,?,?,?,?,?)"
+INSERT_STAGED = f"""{_NEW}, timeout, lease, result_ttl, args, kwargs, backoff, fingerprint, run_id, idempotency_key)
+ VALUES (?,?,?,?,0,'PENDING',?,?,?,?,?,?,?,?,?,?,?,?,?)"""
+INSERT_STAGED_MORE = f"""{_NEW}, timeout, lease, result_ttl, args, kwargs, backoff, fingerprint, run_id, idempotency_key,
+ "group", asked_eta) VALUES (?,?,?,?,0,'PENDING',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""
 KEY = "INSERT OR REPLACE INTO keys VALUES (?,?,?,?,?)"
 KEYS = "SELECT key, task_id, fingerprint, expires_at FROM keys WHERE queue=? AND key IN (SELECT value FROM json_each(?))"
 STAGED_PLAIN = """SELECT seq FROM tasks WHERE state=0 AND queue=? AND run_id=? AND "group" IS NULL AND asked_eta IS NULL
  AND "interval" IS NULL LIMIT ?"""
-RELEASE = """UPDATE tasks SET state=3, eta=?1, created_at=?1, updated_at=?2 WHERE seq IN (SELECT value FROM json_each(?3))"""
+RELEASE = """UPDATE tasks SET state=3, eta=?, created_at=?, updated_at=? WHERE seq IN (SELECT value FROM json_each(?))"""
 _SIZE = """'{"payload_bytes":' || CASE WHEN args IS NULL THEN coalesce(length(CAST(payload AS BLOB)), 0)
  ELSE length(CAST(args AS BLOB)) + length(CAST(kwargs AS BLOB)) + 19 END || '}'"""
 EVENTS_OF_RELEASED = f"""INSERT INTO events (seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due,
@@ -80,8 +78,8 @@ GROUPED = f'{SELECT} WHERE state=3 AND queue=? AND "group"=? ORDER BY returned D
 DUE = f"{SELECT} WHERE state=2 AND queue=? AND eta<=? ORDER BY eta, seq LIMIT ?"
 HELD = f"{SELECT} WHERE state=4 AND token=? ORDER BY seq"
 DEPENDENTS = f"{SELECT} WHERE seq IN (SELECT dependent FROM blocks WHERE blocker_id=? ORDER BY dependent LIMIT ?) ORDER BY seq"
-STAGED = f"""{SELECT} WHERE state=0 AND queue=?1 AND run_id=?2
- UNION ALL {SELECT} WHERE state=0 AND id IN (SELECT task_id FROM claims WHERE queue=?1 AND run_id=?2) LIMIT ?3"""
+STAGED = f"""{SELECT} WHERE state=0 AND queue=? AND run_id=?
+ UNION ALL {SELECT} WHERE state=0 AND id IN (SELECT task_id FROM claims WHERE queue=? AND run_id=?) LIMIT ?"""
 RUN = """SELECT queue, run_id, opened_at, expires_at, state, ended_at, key_ttl, new, claimed, released, dropped, settled
  FROM runs"""
 OPEN_LANE = """SELECT queue, "group", "limit", ready, inflight, members, turn FROM lanes
@@ -186,7 +184,7 @@ def pushed_row(op: Enqueue, seq: int, now_us: int) -> tuple[Any, ...] | None:
     if isinstance(payload, bytes):
         return None
     retries = op.max_attempts - 1
-    return (seq, op.id, op.queue, op.name, now_us, retries, payload, op.backoff, op.fingerprint, op.origin)
+    return (seq, op.id, op.queue, op.name, now_us, now_us, now_us, retries, payload, op.backoff, op.fingerprint, op.origin)
 
 
 STATE_OF = {TaskStatus.SUCCESS: State.DONE, TaskStatus.FAILED: State.DEAD, TaskStatus.CANCELLED: State.CANCELLED}

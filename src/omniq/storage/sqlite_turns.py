@@ -21,8 +21,8 @@ FRESH = """SELECT seq, id, func_path, eta, max_retries, backoff, fingerprint, cr
  nullif(returned + attempts + cancel_requested + blockers_left + has_dependents, 0)) IS NOT NULL
  FROM tasks WHERE state=3 AND queue=? AND "group" IS NULL ORDER BY returned DESC, eta, seq LIMIT ?"""
 BY_SEQ = f"{SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
-LEASE = """UPDATE tasks SET state=4, status='RUNNING', returned=0, attempts=attempts+1, token=?1, lease_until=?2, worker=?3,
- started_at=?4, updated_at=?4 WHERE seq IN (SELECT value FROM json_each(?5))"""
+LEASE = """UPDATE tasks SET state=4, status='RUNNING', returned=0, attempts=attempts+1, token=?, lease_until=?, worker=?,
+ started_at=?, updated_at=? WHERE seq IN (SELECT value FROM json_each(?))"""
 STARTED = f"""INSERT INTO events ({EVENT_COLUMNS}) SELECT ? + j.key, t.started_at, 'started', t.seq, t.id, t.queue, t.func_path,
  t.attempts, coalesce(t.worker, ''), t.created_at, t.eta, 4, '' FROM json_each(?) j CROSS JOIN tasks t ON t.seq = j.value"""
 END = """UPDATE tasks SET state=5, status='SUCCESS', ended_by=token, token=NULL, lease_until=NULL, finished_at=j.value,
@@ -69,7 +69,7 @@ def write_leases(db: sqlite3.Connection, tasks: Sequence[Record], now_us: int, e
     for task in tasks:
         groups.setdefault(task.lease_until_us, []).append(task.seq)
     for until, seqs in groups.items():
-        db.execute(LEASE, (tasks[0].token, until, tasks[0].worker, now_us, encode(seqs).decode()))
+        db.execute(LEASE, (tasks[0].token, until, tasks[0].worker, now_us, now_us, encode(seqs).decode()))
     if event is not None:
         db.execute(STARTED, (event, encode([task.seq for task in tasks]).decode()))
 

@@ -199,7 +199,7 @@ class Bench:
 
     async def snapshot(self) -> list[Any]:
         """Everything that can be seen of the store at this moment."""
-        tasks = await self.all_tasks()
+        tasks = await self.all_tasks(states=tuple(State))
         queues = await self.store.queues()
         return [
             tasks,
@@ -238,7 +238,7 @@ class Bench:
         assert await self.store.check() == []
         counted = {c.queue: c for c in await self.store.counts(self.now)}
         seen: dict[tuple[str, str], int] = {}
-        for task in await self.all_tasks():
+        for task in await self.all_tasks(states=tuple(State)):
             due = task.state is State.SCHEDULED and task.due_us <= self.now
             state = State.READY if due else task.state
             seen[task.queue, state.name.lower()] = seen.get((task.queue, state.name.lower()), 0) + 1

@@ -38,6 +38,7 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
     filled = grid.join(sums, [*key, "h"], "left").select(
         *key,
         "h",
+        "now",
         future.alias("is_forecast"),
         *[
             F.when(~future, F.coalesce(F.col(name), F.lit(0).cast(kind))).alias(name)
@@ -49,6 +50,8 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
     weeks = by_hour.rangeBetween(-FORECAST_WEEKS * _WEEK_S, -_WEEK_S)
     days = by_clock.rangeBetween(-7 * _DAY_S, -_DAY_S)
     week = Window.partitionBy(*key).orderBy("h").rangeBetween(-7 * _DAY_S, 0)
+    lately = F.when(F.col("h") >= F.col("now") - 7 * _DAY_S, F.col("peak_slots"))
+    seen = F.when(F.col("is_forecast"), F.max(lately).over(Window.partitionBy(*key))).otherwise(F.max("peak_slots").over(week))
 
     def forecast(name: str) -> Column:
         return F.coalesce(F.avg(name).over(weeks), F.avg(name).over(days)).alias(f"forecast_{name}")
@@ -57,7 +60,7 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
         "*",
         forecast("arrivals"),
         forecast("busy_s"),
-        F.ceil(F.max("peak_slots").over(week)).alias("slots_seen"),
+        F.ceil(seen).alias("slots_seen"),
     )
     load = F.coalesce("forecast_busy_s", "busy_s") / _HOUR_S
     rows = rows.select("*", F.ceil(load + 2 * F.sqrt(load)).alias("slots_needed"))

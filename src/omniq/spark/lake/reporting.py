@@ -64,8 +64,8 @@ def findings(figures: Figures) -> list[str]:
     if len(storms):
         worst = storms.sort_values("retries").iloc[-1]
         found.append(
-            f"{_n(len(storms))} retry storms; the worst was of {worst['name']}, {_when(worst['window_start'])}: "
-            f"{worst['attempts_per_task']:.1f} runs per task."
+            f"{_n(len(storms))} retry {'storm: of' if len(storms) == 1 else 'storms; the worst was of'} {worst['name']}, "
+            f"{_when(worst['window_start'])}: {worst['attempts_per_task']:.1f} runs per task."
         )
     for group in figures.groups.itertuples():
         if (group.share_blocked or 0) >= 0.5 and group.blocked_ms >= 60_000:

@@ -238,7 +238,7 @@ _CAPACITY_HOUR = """
     finished bigint – tasks that left: succeeded, failed, cancelled; null in a forecast
     busy_s double – seconds that runs spent; null in a forecast
     peak_slots double – most runs at one time, as the mean of a minute; null in a forecast
-    slots_seen bigint – most slots in use at a time, in the 7 days before and this hour
+    slots_seen bigint – most slots in use at a time, in the 7 days before and this hour; of a forecast, in the last 7 known
     utilisation double – busy_s by what slots_seen could do in an hour
     forecast_arrivals double – mean of the arrivals in this hour of the 4 weeks before, else of the 7 days before
     forecast_busy_s double – the same for busy_s

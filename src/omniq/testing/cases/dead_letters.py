@@ -206,6 +206,18 @@ async def a_blocked_task_stays_blocked_when_it_is_rescheduled(bench: Bench) -> N
 
 
 @case(rules="§5")
+async def a_task_that_is_rescheduled_to_and_fro_is_due_once(bench: Bench) -> None:
+    due = bench.now + 5 * S
+    await bench.add("a", eta_us=due)
+    for eta in (due + S, due, due, due - S, due):
+        await bench.do(on(Reschedule, await bench.get("a"), eta_us=eta))
+    bench.advance(9)
+    assert await bench.store.promote(DEFAULT_QUEUE, now_us=bench.now) == 1
+    await bench.verify()
+    assert await bench.take_ids(9) == ["a"]
+
+
+@case(rules="§5")
 async def a_rescheduled_task_loses_its_old_place(bench: Bench) -> None:
     await bench.enqueue("a", "b")
     (a,) = await bench.take()

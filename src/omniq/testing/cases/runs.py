@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from omniq.errors import DuplicateId, IdempotencyConflict, Invalid, NotWaiting, RunClosed
-from omniq.models import Blocker, State
+from omniq.models import Blocker, State, TaskStatus
 from omniq.operations import AbortRun, Cancel, CommitRun, Enqueue, OpenRun, Remove, Retention, RunInfo, RunState, Stage, Staged
 from omniq.testing.bench import Bench, S, case
 
@@ -329,10 +329,12 @@ async def every_field_of_a_staged_task_comes_back(bench: Bench) -> None:
 
 
 @case(rules="§10")
-async def find_shows_staged_tasks_and_a_scan_leaves_them_out(bench: Bench) -> None:
+async def find_shows_staged_tasks_to_who_asks_for_them_and_a_scan_leaves_them_out(bench: Bench) -> None:
     await bench.do(row("visible"))
     await opened(bench)
     await staged(bench, row("a"), row("b"))
+    assert [t.id for t in await bench.all_tasks()] == ["visible"]
+    assert [t.id for t in await bench.all_tasks(statuses=(TaskStatus.PENDING,))] == ["visible"]
     assert [t.id for t in await bench.all_tasks(states=(State.STAGED,))] == ["a", "b"]
     assert [t.id for t in await bench.all_tasks(states=(State.READY, State.STAGED))] == ["visible", "a", "b"]
     assert [t.id for t in await bench.all_tasks(run_id="r")] == ["a", "b"]
