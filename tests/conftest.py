@@ -53,11 +53,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 together if nodeid.startswith(together) and config.option.markexpr != "slow" else super()._split_scope(nodeid)
             )
 
-        def _assign_work_unit(self, node: Any) -> None:
-            """Always with what follows, or the word that nothing does: a process that took over a single test from one that
-            died would wait for it for ever."""
-            super()._assign_work_unit(node)
-            self._reschedule(node)
+        def schedule(self) -> None:
+            """Add what follows, or the word that nothing does: else a process that took over a single test from one that died
+            would wait for it for ever."""
+            super().schedule()
+            for node in self.nodes:
+                self._reschedule(node)
 
     config.option.loadscopereorder = False
     return OneSession(config, log)

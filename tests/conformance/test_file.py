@@ -6,13 +6,11 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from support import reference
 
 from omniq.storage.file import FileStorage
 from omniq.testing import FakeClock, conformance
 from omniq.testing.conformance import run_case
-from omniq.testing.stateful import driver_machine
 
 _numbers = itertools.count()
 _folders: list[Path] = []
@@ -59,7 +57,9 @@ def test_conformance_with_full_durability(case: conformance.Case) -> None:
 
 
 def test_the_reference_model_agrees() -> None:
-    run_state_machine_as_test(
-        driver_machine(make_storage),
-        settings=settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
-    )
+    reference.agrees(make_storage, stories=60)
+
+
+@pytest.mark.slow
+def test_the_reference_model_agrees_on_new_stories() -> None:
+    reference.agrees_on_new_stories(make_storage, stories_per_round=60)

@@ -1,11 +1,10 @@
 """The memory driver against the whole contract and against the reference model."""
 
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+import pytest
+from support import reference
 
 from omniq.storage.memory import MemoryStorage
 from omniq.testing import FakeClock, conformance
-from omniq.testing.stateful import driver_machine
 
 
 def make_storage(clock: FakeClock) -> MemoryStorage:
@@ -16,7 +15,9 @@ test_conformance = conformance.tests(make_storage, capabilities=MemoryStorage.ca
 
 
 def test_the_reference_model_agrees() -> None:
-    run_state_machine_as_test(
-        driver_machine(make_storage),
-        settings=settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
-    )
+    reference.agrees(make_storage, stories=120)
+
+
+@pytest.mark.slow
+def test_the_reference_model_agrees_on_new_stories() -> None:
+    reference.agrees_on_new_stories(make_storage, stories_per_round=120)

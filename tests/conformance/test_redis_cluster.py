@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 from redis.crc import key_slot
+from support import reference
 from support.redis_server import Cluster, Server
 
 from omniq.errors import CrossQueue, Refused, StoreUnavailable
@@ -18,7 +17,6 @@ from omniq.models import Blocker, Record, State, new_token
 from omniq.operations import Ack, Enqueue, Reserve, Reserved, Saved
 from omniq.storage.redis import RedisStorage
 from omniq.testing import FakeClock, conformance
-from omniq.testing.stateful import driver_machine
 
 _clusters: list[Cluster] = []
 
@@ -49,16 +47,12 @@ test_conformance = conformance.tests(make_storage, reopen=reopen, capabilities=C
 
 
 def test_the_reference_model_agrees() -> None:
-    run_state_machine_as_test(
-        driver_machine(make_storage),
-        settings=settings(
-            max_examples=25,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.reuse, Phase.generate, Phase.shrink],
-        ),
-    )
+    reference.agrees(make_storage, stories=25)
+
+
+@pytest.mark.slow
+def test_the_reference_model_agrees_on_new_stories() -> None:
+    reference.agrees_on_new_stories(make_storage, stories_per_round=25)
 
 
 async def refused(storage: RedisStorage, *operations: Any) -> Refused:

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from support import reference
 
 from omniq.storage.sqlite import SQLiteStorage
 from omniq.testing import FakeClock, conformance
 from omniq.testing.conformance import run_case
-from omniq.testing.stateful import driver_machine
 
 _numbers = itertools.count()
 _folders: list[Path] = []
@@ -64,7 +62,9 @@ def test_a_store_in_memory_leaves_no_file(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_the_reference_model_agrees() -> None:
-    run_state_machine_as_test(
-        driver_machine(make_storage),
-        settings=settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
-    )
+    reference.agrees(make_storage, stories=40)
+
+
+@pytest.mark.slow
+def test_the_reference_model_agrees_on_new_stories() -> None:
+    reference.agrees_on_new_stories(make_storage, stories_per_round=40)
