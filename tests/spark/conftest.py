@@ -33,7 +33,13 @@ def spark() -> "Iterator[SparkSession]":
     """The session that the tests share: leave its settings as they were, and stop every stream."""
     from omniq.spark import session
 
-    started = session(master="local[2]", fast_start=True, app_name="omniq-tests", conf={"spark.sql.shuffle.partitions": "2"})
+    # For so few rows it takes longer to compile a query than to run it; the tests in processes of their own compile them all.
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
+    started = session(master="local[2]", fast_start=True, app_name="omniq-tests", conf=conf)
     yield started
     started.stop()
 

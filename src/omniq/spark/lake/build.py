@@ -164,8 +164,8 @@ class _Build:
 
     def _build_silver(self, days: list[date]) -> None:
         events = self.lake.frame(self.spark, self.events, days)
-        for name, model in (("attempts", models.attempts), ("tasks", models.tasks)):
-            self._write(name, model(events), days)
+        made = {"attempts": models.attempts(events), "tasks": models.tasks(events)}
+        self._write_all(dict.fromkeys(made, days), lambda name: made[name])
 
     def _describe(self, days: list[date], told: Mapping[str, SilverDay]) -> None:
         """Of which days the rows tell; with that, gold finds the files that it needs."""
@@ -215,12 +215,9 @@ class _Build:
                 self.new[name].model = 0  # everything, the next time
             else:
                 self.new[name].pending = sorted({*self.new[name].pending, *(day.isoformat() for day in days)})
-        # Side by side, because much of the time of a small build goes into planning.
-        with ThreadPoolExecutor(THREADS) as pool:
-            first = [name for name in wanted if name != "capacity_hour"]
-            list(pool.map(lambda name: self._write(name, self._gold(name, wanted[name]), wanted[name]), first))
-        if "capacity_hour" in wanted:
-            self._write("capacity_hour", self._gold("capacity_hour", wanted["capacity_hour"]), wanted["capacity_hour"])
+        last = {name: days for name, days in wanted.items() if name == "capacity_hour"}  # is made of another
+        for tables in ({name: days for name, days in wanted.items() if name not in last}, last):
+            self._write_all(tables, lambda name: self._gold(name, wanted[name]))
         return wanted
 
     def _days_of(self, name: str, touched: set[date] | None) -> list[date] | None:
@@ -283,6 +280,11 @@ class _Build:
         return models.capacity_hour(self.lake.frame(self.spark, minutes, later), known)
 
     # -- writing -----------------------------------------------------------------------------------
+
+    def _write_all(self, tables: Mapping[str, list[date] | None], made: Callable[[str], DataFrame]) -> None:
+        """Side by side, because much of the time of a small build goes into planning."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda name: self._write(name, made(name), tables[name]), tables))
 
     def _write(self, name: str, rows: DataFrame, days: list[date] | None) -> None:
         """The new version of some days of a table; a day without rows goes."""
