@@ -90,7 +90,7 @@ def _increments(bench: Bench, spark: SparkSession, events: int) -> Iterator[Figu
     more.count()
     full: list[float] = []
     again: list[float] = []
-    for _ in bench.steps("lake: full build, and after 1 % more", RUNS):
+    for _ in bench.steps("lake: full build, and after 1 % more", RUNS if bench.quick else 1):  # minutes
         folder = _copy(bronze, bench.fresh())
         lake = Lake(folder)
         full.append(build(spark, lake).seconds)
