@@ -33,8 +33,9 @@ def spark() -> "Iterator[SparkSession]":
     """The session that the tests share: leave its settings as they were, and stop every stream."""
     from omniq.spark import session
 
-    # For so few rows it takes longer to compile a query than to run it; the tests in processes of their own compile them all.
+    # For so few rows it takes longer to compile and adapt a query than to run it; the tests with sessions of their own do both.
     conf = {
+        "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
