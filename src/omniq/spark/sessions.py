@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from omniq.errors import ConfigError
 from omniq.spark.extra import require_extra
@@ -62,7 +62,23 @@ def session(
         started = SparkSession.builder.config(map={**chosen}).getOrCreate()
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)  # they print each error that is raised anyway
+    _hush(started)
     return started
+
+
+def _hush(spark: SparkSession) -> None:
+    """Load now what would print a warning about Java at the first sketch: nobody can do anything about it."""
+    from py4j.protocol import Py4JError
+
+    jvm: Any = spark.sparkContext._jvm  # pyright: ignore[reportPrivateUsage]
+    err = jvm.System.err
+    jvm.System.setErr(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
+    try:
+        jvm.Class.forName("org.apache.datasketches.memory.internal.ResourceImpl")
+    except Py4JError:  # another version of Spark
+        pass
+    finally:
+        jvm.System.setErr(err)
 
 
 def _change(running: SparkSession, conf: Mapping[str, str]) -> None:
