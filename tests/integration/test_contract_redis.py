@@ -239,6 +239,7 @@ def test_the_clock_of_a_client_decides_nothing(client: ContractClient, monkeypat
     assert isinstance(job, Job)
     server_ms = client.now_ms()
     true_time = time.time_ns
+    monkeypatch.setattr("omniq.models._last_ms", 0)  # set back at the end: ids of later tests shall be of their own time
     monkeypatch.setattr("time.time_ns", lambda: true_time() + 3_600_000_000_000)
     assert client.now_ms() > server_ms + 3_000_000
     assert client.reap_expired("q") == 0
