@@ -399,7 +399,8 @@ def test_what_does_not_belong_there_is_put_aside_and_never_followed(small: Path,
     async def main() -> None:
         path = copied(small, room)
         untouched = listing(outside)
-        names = ("foreign", ".hidden", "new\nline 🦜", "000000000077.jsonl", "000000000077.log", "000000000077.jsonl.tmp")
+        latin = os.fsdecode("é".encode("latin-1"))
+        names = (latin, ".hidden", "new\nline 🦜", "000000000077.jsonl", "000000000077.log", "000000000077.jsonl.tmp")
         planted: list[Path] = []
         for folder, name in itertools.product((*OURS, "", "locks", "corrupt", "locks/workers"), names):
             if what == "file" and name.endswith((".jsonl", ".log")):
@@ -417,7 +418,7 @@ def test_what_does_not_belong_there_is_put_aside_and_never_followed(small: Path,
         ours = [p for p in planted if str(p.parent.relative_to(path)) in OURS]
         assert not [p for p in ours if p.is_symlink() or p.exists()]
         assert sorted(report["file"] for report in reports(path) if report["file"].startswith(OURS)) == sorted(
-            str(p.relative_to(path)) for p in ours
+            str(p.relative_to(path)).encode("utf-8", "backslashreplace").decode() for p in ours
         )
         assert listing(outside) == untouched
 
@@ -582,6 +583,19 @@ def test_nobody_else_may_look_into_a_store_whatever_the_umask(room: Path, mask: 
         asyncio.run(main())
     finally:
         os.umask(old)
+
+
+def test_a_sign_of_life_that_cannot_be_left_is_told_in_the_words_of_the_store(small: Path, room: Path) -> None:
+    async def main() -> None:
+        path = copied(small, room)
+        async with opened(path) as storage:
+            await storage.open()
+            (path / "locks" / "workers").rmdir()
+            (path / "locks" / "workers").write_bytes(b"")
+            with pytest.raises(StoreUnavailable, match="exists"):
+                await storage.hold_worker("w")
+
+    asyncio.run(main())
 
 
 # -- no room -------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ class FileWriter(Writer[Section]):
         folder.checkpoint()
         return machine
 
-    def _translate(self, exc: BaseException) -> BaseException:
+    def translate(self, exc: BaseException) -> BaseException:
         return translate(exc, self._where)
 
 
