@@ -18,7 +18,7 @@ from file_truth import TABLES, Dump, check_folder, check_works, difference, dump
 
 from omniq.errors import Invalid, StoreFull, StoreTooNew, StoreUnavailable
 from omniq.models import State, TaskError
-from omniq.operations import AbortRun, Ack, CommitRun, Enqueue, Fail, OpenRun, Reserve, Retention, Stage
+from omniq.operations import AbortRun, Ack, CommitRun, Enqueue, Fail, OpenRun, Progress, Reserve, Retention, Stage
 from omniq.storage import file_folder
 from omniq.storage.file import FileStorage
 from omniq.storage.file_folder import sealed_file
@@ -561,6 +561,46 @@ def test_hostile_names_are_kept_as_they_are_and_never_leave_the_folder(room: Pat
         known = {*FOLDERS, "README", "format.json", "state.json", "locks/write", "locks/bell"}
         strange = [p for p in listing(path) if p not in known and not p.endswith((".jsonl", ".log"))]
         assert strange == []
+
+    asyncio.run(main())
+
+
+DEEP = (400, 480, 500, *range(960, 1000), 1500, 5000)
+HOSTILE_BYTES = (
+    b"",
+    b"no json",
+    b'{"a":\n1}',
+    b'{"a":\r1}',
+    b"1],[2",
+    b'"\xff"',
+    b'"\\ud800"',
+    b'","sum":"00000000"}',
+    *(b"[" * depth + b"]" * depth for depth in DEEP),
+)
+
+
+def test_hostile_payloads_results_and_progress_come_back_to_the_byte_and_spoil_nothing(room: Path) -> None:
+    async def main() -> None:
+        path = room / "store"
+        async with opened(path) as storage:
+            for n, data in enumerate(HOSTILE_BYTES):
+                await do(storage, (Enqueue(id=f"{n}", name="job", payload=data),))
+            count = len(HOSTILE_BYTES)
+            await do(storage, (Reserve(queues=("default",), token=TOKEN, limit=count, lease_us=1 << 40),))
+            for n, data in enumerate(HOSTILE_BYTES):
+                await do(storage, (Progress(queue="default", id=f"{n}", token=TOKEN, data=data[:4096]),))
+                await do(storage, (Ack(queue="default", id=f"{n}", token=TOKEN, result=data),))
+            found = await told(path)
+            assert difference(await dump(storage), found) == []
+            tasks = [await storage.get(f"{n}") for n in range(count)]
+            results = await storage.results([f"{n}" for n in range(count)])
+            events = [e.data for e in await storage.events(limit=10_000) if e.event == "progress"]
+            assert await storage.check() == []
+        assert [task.payload for task in tasks if task] == list(HOSTILE_BYTES)
+        assert [task.progress for task in tasks if task] == [data[:4096] for data in HOSTILE_BYTES]
+        assert [results[f"{n}"].result for n in range(count)] == list(HOSTILE_BYTES)
+        assert events == [b'{"progress":%b}' % data[:4096] for data in HOSTILE_BYTES]
+        assert len(read_lines(file_of(path, "results"))) == count
 
     asyncio.run(main())
 
