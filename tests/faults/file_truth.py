@@ -59,6 +59,8 @@ def _rows(section: Section) -> Dump:
         "keys": {place: msgspec.to_builtins(key.line) for place, key in index.keys.items()},
         "waits_for": {entry.id: entry.waits_for for entry in index.entries.values() if entry.waits_for},
         "deferrals": dict(index.deferrals),
+        "fan_ins": {key: msgspec.to_builtins(fan_in) for key, fan_in in index.fan_ins.items()},
+        "members": {key: dict(members) for key, members in index.members.items() if members},
         "runs": {place: msgspec.to_builtins(run) for place, run in index.runs.items()},
         "claims": dict(index.claims),
         "staged": {place: sorted(e.id for e in index.staged(run, 10_000)) for place, run in index.runs.items()},
