@@ -519,6 +519,19 @@ def test_power_cuts_at_every_change_lose_nothing_that_was_answered(
     cut_everywhere(furnished, room, monkeypatch, every=STEP, seeds=[seed + n for n in range(max(ROUNDS // 5, 1))])
 
 
+def test_the_way_to_a_new_store_is_on_the_disk_as_well(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    asyncio.run(_plain(room / "a" / "b" / "store"))
+    assert {str(room / "a" / "b"), str(room / "a"), str(room)} <= set(synced)
+
+
 # -- two at once ---------------------------------------------------------------------------------------
 
 
