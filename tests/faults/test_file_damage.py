@@ -625,6 +625,20 @@ def test_nobody_else_may_look_into_a_store_whatever_the_umask(room: Path, mask: 
         os.umask(old)
 
 
+def test_nobody_else_may_look_into_a_backup_while_it_is_made(small: Path, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with opened(copied(small, room)) as storage:
+            await storage.backup(room / "backup")
+
+    monkeypatch.setattr(shutil, "copystat", lambda *_, **__: None)  # as long as the permissions are not copied
+    old = os.umask(0)
+    try:
+        asyncio.run(main())
+    finally:
+        os.umask(old)
+    assert (room / "backup").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_sign_of_life_that_cannot_be_left_is_told_in_the_words_of_the_store(small: Path, room: Path) -> None:
     async def main() -> None:
         path = copied(small, room)

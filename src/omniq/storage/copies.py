@@ -40,7 +40,9 @@ def copy_folder(source: str, path: Path) -> None:
     top = os.path.abspath(source)
     if Path(top) in path.parents:
         raise Invalid(f"{path.parent} is inside the store: name a place outside of {top} for the backup")
-    shutil.copytree(top, path, symlinks=True, ignore=lambda at, _: {"locks"} if os.path.abspath(at) == top else set())
+    path.mkdir(mode=0o700)  # nobody else may look in while the copy's own permissions are not set
+    ours = {top: {"locks"}}
+    shutil.copytree(top, path, symlinks=True, ignore=lambda at, _: ours.get(os.path.abspath(at), set()), dirs_exist_ok=True)
 
 
 def _sync(path: Path) -> None:
