@@ -1,6 +1,7 @@
 """Files of a store that were cut, flipped, planted or made unwritable: what was not touched stays, and the store goes on."""
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -23,6 +24,8 @@ from omniq.storage import file_folder
 from omniq.storage.file import FileStorage
 from omniq.storage.file_folder import sealed_file
 from omniq.storage.file_opening import FOLDERS
+from omniq.storage.file_upkeep import check_store
+from omniq.storage.file_writer import Section
 from omniq.testing import FakeClock
 
 POINTS = 24  # places in each file that the quick tests damage
@@ -349,6 +352,30 @@ def test_check_finds_damaged_lines_and_repairs_them(small: Path, room: Path) -> 
             (sentence,) = await storage.check()
             assert sentence.startswith("corrupt/")
             assert sorted(await storage.results(["done-0", "done-1"])) == ["done-1"]
+
+    asyncio.run(main())
+
+
+def test_a_log_that_is_repaired_in_a_call_that_fails_can_be_repaired_again(room: Path) -> None:
+    async def main() -> None:
+        path = room / "store"
+        async with opened(path) as storage:
+            await do(storage, *(job(f"t-{n}") for n in range(4)))
+            spoil(path, 0)
+
+            def repair_and_fail(section: Section) -> None:
+                check_store(section, repair=True)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            with pytest.raises(StoreUnavailable):
+                await storage._do(repair_and_fail)
+            spoil(path, 1)
+            await storage.check(repair=True)
+            assert [event.seq for event in await storage.events()] == [3, 4]
+
+    def spoil(path: Path, number: int) -> None:
+        file = file_of(path, "events")
+        file.write_bytes(file.read_bytes().replace(b'"t-%d"' % number, b'"T-%d"' % number, 1))
 
     asyncio.run(main())
 

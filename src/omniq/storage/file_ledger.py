@@ -580,6 +580,7 @@ class FileLedger:
                 index.remove_lane(*place)
             else:
                 index.put_lane(lane)
+        self._counters.segment = index.counters.segment  # a repair in the same call may have made a file already
         index.counters = self._counters
 
 
