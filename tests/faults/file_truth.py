@@ -51,6 +51,9 @@ async def dump(storage: FileStorage) -> Dump:
 def _rows(section: Section) -> Dump:
     """The small tables, which no public call shows whole."""
     index = section.index
+    for queue in index.queues:
+        ends = [entry.lease_until_us for entry in index.running.values() if entry.queue == queue]
+        assert index.next_lease(queue) == min(ends, default=None)
     counters = msgspec.to_builtins(index.counters)
     del counters["segment"]
     return {
