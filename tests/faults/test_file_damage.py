@@ -442,6 +442,7 @@ def test_what_does_not_belong_there_is_put_aside_and_never_followed(small: Path,
             await check_works(storage)
             await storage.lost_workers()
             await storage.purge(Retention())
+            await storage.backup(room / "backup")
         ours = [p for p in planted if str(p.parent.relative_to(path)) in OURS]
         assert not [p for p in ours if p.is_symlink() or p.exists()]
         assert sorted(report["file"] for report in reports(path) if report["file"].startswith(OURS)) == sorted(
