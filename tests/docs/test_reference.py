@@ -237,6 +237,8 @@ def test_every_folder_and_the_format_of_a_file_store_are_in_the_reference(docs: 
     page = docs / "reference/file-format.md"
     layout = section(page, "## Layout")
     assert [name for name in file_opening.FOLDERS if f"{name}/" not in layout] == []
+    told = [line.split("  ")[0] for line in file_opening.README.splitlines()]
+    assert {*file_opening.FOLDERS} - {*told} == {"queue", "locks/workers"}, "in the folder's README"
     assert missing([file_opening.FORMAT_FILE, file_folder.META, "README", file_folder.WRITE_LOCK], layout) == []
     assert f"format {file_folder.FORMAT}" in page.read_text()
     for size in (file_folder.SEGMENT_BYTES, file_folder.JOURNAL_BYTES):

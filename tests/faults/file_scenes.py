@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from omniq.errors import Refused
-from omniq.models import Blocker, TaskError
+from omniq.models import Blocker, Record, State, StoredResult, TaskError
 from omniq.operations import (
     AbortRun,
     Ack,
     Beat,
     Cancel,
     CommitRun,
+    CountFanIn,
     Enqueue,
+    EventRow,
     Extend,
     Fail,
+    OpenFanIn,
     OpenRun,
     Operation,
     Progress,
@@ -27,6 +30,7 @@ from omniq.operations import (
     Reserve,
     Retention,
     Retry,
+    Saved,
     Stage,
     WorkerInfo,
 )
@@ -77,6 +81,8 @@ async def furnish(path: Path) -> None:
         await do(storage, (Reserve(queues=("r",), token=TOKEN, limit=99, lease_us=HOUR, worker="w-1"),))
         await do(storage, (Beat(info=WorkerInfo(worker="w-1", host="here", pid=1, queues=("q",))),))
         await _furnish_runs(storage)
+        await do(storage, (OpenFanIn(key="half", expected=2),), (CountFanIn(key="half", member="m-1"),))
+        await do(storage, (OpenFanIn(key="over", expected=1, ttl_us=1),), (CountFanIn(key="over", member="m-1"),))
         await storage.pause("p")
         await storage.set_group_limit("q", "h", 7)
         await storage.allocate_ids(5)
@@ -130,6 +136,15 @@ async def _several(storage: FileStorage) -> None:
     assert [isinstance(answer, Refused) for answer in answers] == [False, True, False, False]
 
 
+async def _restore(storage: FileStorage) -> None:
+    """What another store kept: a task with a past, one that waits, one that is here already."""
+    done = Record(id="old-1", queue="q", name="job", payload=b"[]", state=State.DONE, attempts=3, finished_at_us=START_US)
+    result = StoredResult(task_id="old-1", state=State.DONE, result=b"1", finished_at_us=START_US, attempts=3)
+    waits = Record(id="old-2", queue="old", name="job", group="g", idempotency_key="k", fingerprint="f")
+    tasks = [Saved(record=done, result=result), Saved(record=waits), Saved(record=Record(id="plain-0", queue="q", name="job"))]
+    assert await storage.restore(tasks) == 2
+
+
 def _held(kind: type[Any], id: str, **more: Any) -> Scene:
     return lambda storage: do(storage, (kind(queue="r", id=id, token=TOKEN, **more),))
 
@@ -176,6 +191,13 @@ SCENES: dict[str, Scene] = {
     "beat": _one(Beat(info=WorkerInfo(worker="w-2", host="there"))),
     "beat for the last time": _one(Beat(info=WorkerInfo(worker="w-1"), gone=True)),
     "allocate ids": lambda s: s.allocate_ids(3),
+    "open a fan-in": _one(OpenFanIn(key="new", expected=2)),
+    "open a fan-in anew": _one(OpenFanIn(key="over", expected=2)),
+    "count the last of a fan-in": _one(CountFanIn(key="half", member="m-2")),
+    "restore": _restore,
+    "restore events": lambda s: s.restore_events(
+        [EventRow(seq=7, ts_us=START_US, event="succeeded", task_id="gone", queue="q", name="job", data=b'{"ran_us":1}')]
+    ),
     "open a run": _one(OpenRun(queue="brand-new", run_id="one")),
     "stage": lambda s: do(s, staging("one", "new", "new-keyed", "new-group", "only-two", "only-one")),
     "commit a run": _one(CommitRun(queue="s", run_id="one")),

@@ -51,6 +51,9 @@ async def dump(storage: FileStorage) -> Dump:
 def _rows(section: Section) -> Dump:
     """The small tables, which no public call shows whole."""
     index = section.index
+    for queue in index.queues:
+        ends = [entry.lease_until_us for entry in index.running.values() if entry.queue == queue]
+        assert index.next_lease(queue) == min(ends, default=None)
     counters = msgspec.to_builtins(index.counters)
     del counters["segment"]
     return {
@@ -59,6 +62,8 @@ def _rows(section: Section) -> Dump:
         "keys": {place: msgspec.to_builtins(key.line) for place, key in index.keys.items()},
         "waits_for": {entry.id: entry.waits_for for entry in index.entries.values() if entry.waits_for},
         "deferrals": dict(index.deferrals),
+        "fan_ins": {key: msgspec.to_builtins(fan_in) for key, fan_in in index.fan_ins.items()},
+        "members": {key: dict(members) for key, members in index.members.items() if members},
         "runs": {place: msgspec.to_builtins(run) for place, run in index.runs.items()},
         "claims": dict(index.claims),
         "staged": {place: sorted(e.id for e in index.staged(run, 10_000)) for place, run in index.runs.items()},

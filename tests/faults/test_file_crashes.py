@@ -9,9 +9,9 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fault_processes import until
@@ -20,8 +20,9 @@ from file_truth import Dump, check_folder, check_works, difference, dump
 from support.faulty_files import FaultyFiles, How, LayeredStorage, LossyFiles, Stopped
 
 from omniq.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
-from omniq.operations import Ack, Enqueue, Filter, Reserve, Reserved
+from omniq.operations import Ack, Enqueue, Filter, Operation, Reserve, Reserved
 from omniq.storage import file_folder, machine, runs
+from omniq.storage.base import Result, Transaction
 from omniq.storage.file import FileStorage
 
 ROUNDS = int(os.environ.get("ROUNDS") or 20)
@@ -168,6 +169,29 @@ def _points(kinds: list[str]) -> list[tuple[int, bool]]:
 
 
 # -- every call of every operation ---------------------------------------------------------------------
+
+
+class Noting(FileStorage):
+    """Notes which operations pass through it."""
+
+    seen: ClassVar[set[type[Operation]]] = set()
+
+    async def _apply(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
+        self.seen.update(type(op) for transaction in transactions for op in transaction)
+        return await super()._apply(transactions, now_us, repeat)
+
+
+def test_every_operation_of_the_contract_is_among_those_that_are_interrupted(furnished: Path, room: Path) -> None:
+    async def main() -> None:
+        for scene in SCENES.values():
+            async with Noting(copied(furnished, room), clock=clock(), durability="process") as storage:
+                await scene(storage)
+
+    asyncio.run(main())
+    kinds = list(Operation.__subclasses__())
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert {kind.__name__ for kind in kinds if not kind.__subclasses__()} == {kind.__name__ for kind in Noting.seen}
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -493,6 +517,19 @@ def test_power_cuts_at_every_change_lose_nothing_that_was_answered(
     if renewed:
         request.getfixturevalue("tight")
     cut_everywhere(furnished, room, monkeypatch, every=STEP, seeds=[seed + n for n in range(max(ROUNDS // 5, 1))])
+
+
+def test_the_way_to_a_new_store_is_on_the_disk_as_well(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    asyncio.run(_plain(room / "a" / "b" / "store"))
+    assert {str(room / "a" / "b"), str(room / "a"), str(room)} <= set(synced)
 
 
 # -- two at once ---------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Files of a store that were cut, flipped, planted or made unwritable: what was not touched stays, and the store goes on."""
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -18,11 +19,13 @@ from file_truth import TABLES, Dump, check_folder, check_works, difference, dump
 
 from omniq.errors import Invalid, StoreFull, StoreTooNew, StoreUnavailable
 from omniq.models import State, TaskError
-from omniq.operations import AbortRun, Ack, CommitRun, Enqueue, Fail, OpenRun, Reserve, Retention, Stage
+from omniq.operations import AbortRun, Ack, CommitRun, Enqueue, Fail, OpenRun, Progress, Reserve, Retention, Stage
 from omniq.storage import file_folder
 from omniq.storage.file import FileStorage
 from omniq.storage.file_folder import sealed_file
 from omniq.storage.file_opening import FOLDERS
+from omniq.storage.file_upkeep import check_store
+from omniq.storage.file_writer import Section
 from omniq.testing import FakeClock
 
 POINTS = 24  # places in each file that the quick tests damage
@@ -353,6 +356,30 @@ def test_check_finds_damaged_lines_and_repairs_them(small: Path, room: Path) -> 
     asyncio.run(main())
 
 
+def test_a_log_that_is_repaired_in_a_call_that_fails_can_be_repaired_again(room: Path) -> None:
+    async def main() -> None:
+        path = room / "store"
+        async with opened(path) as storage:
+            await do(storage, *(job(f"t-{n}") for n in range(4)))
+            spoil(path, 0)
+
+            def repair_and_fail(section: Section) -> None:
+                check_store(section, repair=True)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            with pytest.raises(StoreUnavailable):
+                await storage._do(repair_and_fail)
+            spoil(path, 1)
+            await storage.check(repair=True)
+            assert [event.seq for event in await storage.events()] == [3, 4]
+
+    def spoil(path: Path, number: int) -> None:
+        file = file_of(path, "events")
+        file.write_bytes(file.read_bytes().replace(b'"t-%d"' % number, b'"T-%d"' % number, 1))
+
+    asyncio.run(main())
+
+
 # -- foreign things ------------------------------------------------------------------------------------
 
 PLANTS = ("file", "folder", "link to a file", "link to a folder", "dangling link", "pipe")
@@ -399,7 +426,8 @@ def test_what_does_not_belong_there_is_put_aside_and_never_followed(small: Path,
     async def main() -> None:
         path = copied(small, room)
         untouched = listing(outside)
-        names = ("foreign", ".hidden", "new\nline 🦜", "000000000077.jsonl", "000000000077.log", "000000000077.jsonl.tmp")
+        latin = os.fsdecode("é".encode("latin-1"))
+        names = (latin, ".hidden", "new\nline 🦜", "000000000077.jsonl", "000000000077.log", "000000000077.jsonl.tmp")
         planted: list[Path] = []
         for folder, name in itertools.product((*OURS, "", "locks", "corrupt", "locks/workers"), names):
             if what == "file" and name.endswith((".jsonl", ".log")):
@@ -414,10 +442,11 @@ def test_what_does_not_belong_there_is_put_aside_and_never_followed(small: Path,
             await check_works(storage)
             await storage.lost_workers()
             await storage.purge(Retention())
+            await storage.backup(room / "backup")
         ours = [p for p in planted if str(p.parent.relative_to(path)) in OURS]
         assert not [p for p in ours if p.is_symlink() or p.exists()]
         assert sorted(report["file"] for report in reports(path) if report["file"].startswith(OURS)) == sorted(
-            str(p.relative_to(path)) for p in ours
+            str(p.relative_to(path)).encode("utf-8", "backslashreplace").decode() for p in ours
         )
         assert listing(outside) == untouched
 
@@ -564,6 +593,46 @@ def test_hostile_names_are_kept_as_they_are_and_never_leave_the_folder(room: Pat
     asyncio.run(main())
 
 
+DEEP = (400, 480, 500, *range(960, 1000), 1500, 5000)
+HOSTILE_BYTES = (
+    b"",
+    b"no json",
+    b'{"a":\n1}',
+    b'{"a":\r1}',
+    b"1],[2",
+    b'"\xff"',
+    b'"\\ud800"',
+    b'","sum":"00000000"}',
+    *(b"[" * depth + b"]" * depth for depth in DEEP),
+)
+
+
+def test_hostile_payloads_results_and_progress_come_back_to_the_byte_and_spoil_nothing(room: Path) -> None:
+    async def main() -> None:
+        path = room / "store"
+        async with opened(path) as storage:
+            for n, data in enumerate(HOSTILE_BYTES):
+                await do(storage, (Enqueue(id=f"{n}", name="job", payload=data),))
+            count = len(HOSTILE_BYTES)
+            await do(storage, (Reserve(queues=("default",), token=TOKEN, limit=count, lease_us=1 << 40),))
+            for n, data in enumerate(HOSTILE_BYTES):
+                await do(storage, (Progress(queue="default", id=f"{n}", token=TOKEN, data=data[:4096]),))
+                await do(storage, (Ack(queue="default", id=f"{n}", token=TOKEN, result=data),))
+            found = await told(path)
+            assert difference(await dump(storage), found) == []
+            tasks = [await storage.get(f"{n}") for n in range(count)]
+            results = await storage.results([f"{n}" for n in range(count)])
+            events = [e.data for e in await storage.events(limit=10_000) if e.event == "progress"]
+            assert await storage.check() == []
+        assert [task.payload for task in tasks if task] == list(HOSTILE_BYTES)
+        assert [task.progress for task in tasks if task] == [data[:4096] for data in HOSTILE_BYTES]
+        assert [results[f"{n}"].result for n in range(count)] == list(HOSTILE_BYTES)
+        assert events == [b'{"progress":%b}' % data[:4096] for data in HOSTILE_BYTES]
+        assert len(read_lines(file_of(path, "results"))) == count
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("mask", [0, 0o022, 0o027, 0o077], ids=oct)
 def test_nobody_else_may_look_into_a_store_whatever_the_umask(room: Path, mask: int) -> None:
     async def main() -> None:
@@ -582,6 +651,33 @@ def test_nobody_else_may_look_into_a_store_whatever_the_umask(room: Path, mask: 
         asyncio.run(main())
     finally:
         os.umask(old)
+
+
+def test_nobody_else_may_look_into_a_backup_while_it_is_made(small: Path, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with opened(copied(small, room)) as storage:
+            await storage.backup(room / "backup")
+
+    monkeypatch.setattr(shutil, "copystat", lambda *_, **__: None)  # as long as the permissions are not copied
+    old = os.umask(0)
+    try:
+        asyncio.run(main())
+    finally:
+        os.umask(old)
+    assert (room / "backup").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_sign_of_life_that_cannot_be_left_is_told_in_the_words_of_the_store(small: Path, room: Path) -> None:
+    async def main() -> None:
+        path = copied(small, room)
+        async with opened(path) as storage:
+            await storage.open()
+            (path / "locks" / "workers").rmdir()
+            (path / "locks" / "workers").write_bytes(b"")
+            with pytest.raises(StoreUnavailable, match="exists"):
+                await storage.hold_worker("w")
+
+    asyncio.run(main())
 
 
 # -- no room -------------------------------------------------------------------------------------------

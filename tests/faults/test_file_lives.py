@@ -24,9 +24,11 @@ from omniq.operations import (
     Beat,
     Cancel,
     CommitRun,
+    CountFanIn,
     Enqueue,
     Extend,
     Fail,
+    OpenFanIn,
     OpenRun,
     Operation,
     Progress,
@@ -155,6 +157,7 @@ class Life:
         dice = self.dice
         kept = Retention(dead_us=HOUR, events_us=None, events_max=30, workers_us=1)
         beat = Beat(info=WorkerInfo(worker="w"), gone=dice.random() < 0.3)
+        fan_in, member = OpenFanIn(key="f", expected=3, ttl_us=HOUR), f"m-{dice.randrange(4)}"
         limit, group, queue = dice.randrange(1, 4), dice.choice("gh"), dice.choice(QUEUES)
         return dice.choice(
             [
@@ -167,6 +170,7 @@ class Life:
                 lambda storage: storage.promote(queue, now_us=now + HOUR),
                 lambda storage: storage.allocate_ids(2),
                 lambda storage: storage.apply([(beat,)]),
+                lambda storage: storage.apply([(fan_in,), (CountFanIn(key="f", member=member),)]),
             ]
         )
 

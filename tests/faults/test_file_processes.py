@@ -12,8 +12,10 @@ from fault_processes import Fleet, on_each_store, until
 
 from omniq import FileStorage, OmniQ
 from omniq.models import State, new_token
-from omniq.operations import Ack, Enqueue, Reserve, Reserved
+from omniq.operations import Ack, Enqueue, Reserve, Reserved, Retention
 from omniq.storage import file_folder
+from omniq.storage.file_writer import Section
+from omniq.testing import FakeClock
 
 on_files = pytest.mark.parametrize("fleet", ["file"], indirect=True)
 
@@ -75,6 +77,53 @@ def test_two_who_write_in_turn_follow_each_other_from_journal_to_journal_without
                 await two.apply(new(2, n * 4 + 2))
             assert loads == []
             assert await ids_in(one) == await ids_in(two) == 198
+
+    asyncio.run(body())
+
+
+def test_one_who_only_enqueues_remembers_nothing_of_what_others_have_run(tmp_path: Path) -> None:
+    each, clock = 50, FakeClock()
+
+    def task(n: int) -> tuple[Enqueue]:
+        return (
+            Enqueue(
+                id=f"t{n}",
+                name="job",
+                group="g" if n % 2 else None,
+                group_limit=each,
+                delay_us=1 if n % 5 == 0 else None,
+                idempotency_key=f"k{n}",
+                key_ttl_us=1,
+                result_ttl_us=1,
+            ),
+        )
+
+    def remembered(section: Section) -> int:
+        index = section.index
+        lineups = [*index._ready.values(), *index._scheduled.values()]
+        heaps = [index._expiring, index._expiring_keys, *index._open.values(), *index._leases.values()]
+        return sum(len(lineup._line) + len(lineup._heap) for lineup in lineups) + sum(map(len, heaps))
+
+    async def body() -> None:
+        async with (
+            FileStorage(tmp_path, clock=clock, durability="process") as producer,
+            FileStorage(tmp_path, clock=clock, durability="process") as worker,
+        ):
+            most: list[int] = []
+            for start in range(0, 20 * each, each):
+                await producer.apply([task(n) for n in range(start, start + each)])
+                clock.advance(1)
+                token = new_token()
+                (answer,) = await worker.apply([(Reserve(queues=("default",), token=token, limit=each, worker="w"),)])
+                assert isinstance(answer, list)
+                assert isinstance(answer[0], Reserved)
+                assert len(answer[0].tasks) == each
+                await worker.apply([(Ack(queue="default", id=task.id, token=token),) for task in answer[0].tasks])
+                clock.advance(1)
+                while await worker.purge(Retention()):
+                    pass
+                most.append(await producer._do(remembered))
+            assert most[-1] <= most[2], most
 
     asyncio.run(body())
 

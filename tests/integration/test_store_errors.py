@@ -10,8 +10,11 @@ import pytest
 from support import jobs
 from support.waiting import eventually
 
-from omniq import AsyncOmniQ, BaseStorage, Settings, TaskStatus
+from omniq import AsyncOmniQ, BaseStorage, FileStorage, Settings, SQLiteStorage, TaskStatus
 from omniq.errors import OutcomeUnknown, StoreUnavailable
+from omniq.models import new_token
+from omniq.operations import Enqueue, Reserve
+from omniq.storage.bell import Bell
 from omniq.testing import FaultyStorage
 
 
@@ -166,5 +169,30 @@ def test_a_paused_queue_with_overdue_tasks_lets_its_worker_sleep(storage: BaseSt
             calls = faulty.done.total()
             await asyncio.sleep(0.5)
             assert faulty.done.total() - calls <= 2
+
+    asyncio.run(body())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no file that is always full")
+@pytest.mark.parametrize("kind", [SQLiteStorage, FileStorage])
+def test_calls_that_wake_nobody_have_happened_once_all_the_same(
+    tmp_path: Path, kind: type[SQLiteStorage] | type[FileStorage]
+) -> None:
+    async def body() -> None:
+        async with kind(tmp_path / "q", durability="process") as storage:
+            writer = storage._writing()
+            assert writer.bell is not None
+            writer.bell.close()
+            writer.bell = Bell(Path("/dev/full"))
+            await storage.apply([(Enqueue(id="first", name="job"),)])
+            tokens = [new_token() for _ in range(3)]
+            answers = await asyncio.gather(
+                *(storage.apply([(Reserve(queues=("default",), token=token),)]) for token in tokens),
+                *(storage.apply([(Enqueue(id=id, name="job"),)]) for id in ("second", "third")),
+            )
+            granted = [[task.id for task in answer[0][0].tasks] for answer in answers[:3]]
+            assert granted == [["first"], [], []]
+            assert [answer[0][0].existed for answer in answers[3:]] == [False, False]
+            assert [(c.running, c.ready) for c in await storage.counts()] == [(1, 2)]
 
     asyncio.run(body())

@@ -4,9 +4,12 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from support.waiting import wait_for
 
 from omniq.storage.bell import Bell
+
+FULL = Path("/dev/full")
 
 
 def test_a_ring_of_another_is_heard(tmp_path: Path) -> None:
@@ -106,3 +109,12 @@ def test_closing_one_bell_wakes_nobody_else(tmp_path: Path) -> None:
     assert len(heard) == 1
     mine.close()
     third.close()
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no file that is always full")
+def test_a_ring_that_finds_no_room_fails_nobody_and_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+    bell = Bell(FULL)
+    bell.ring()
+    assert bell._own == 0
+    assert "could not be woken" in caplog.text
+    bell.close()

@@ -1,11 +1,16 @@
-"""Which file systems belong to another machine."""
+"""Which file systems belong to another machine, and which of fsspec's can keep the promises of a folder."""
 
+import asyncio
 from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
 
-from omniq import SQLiteStorage, StoreUnavailable
+from omniq import FileStorage, MemoryStorage, SQLiteStorage, StoreUnavailable
+from omniq.errors import ConfigError
 from omniq.storage import local as local_module
+from omniq.storage.base import BaseStorage
 from omniq.storage.filesystems import network_fs
 
 MOUNTS = """\
@@ -49,18 +54,54 @@ def test_the_test_folder_itself_is_local(tmp_path: Path) -> None:
     assert network_fs(tmp_path / "q.db") is None
 
 
-def test_a_network_file_system_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncio
-
+@pytest.mark.parametrize("kind", [SQLiteStorage, FileStorage])
+def test_a_network_file_system_is_refused_unless_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[SQLiteStorage] | type[FileStorage]
+) -> None:
     monkeypatch.setattr(local_module, "network_fs", lambda path: "nfs4")
 
     async def body() -> None:
-        refused = SQLiteStorage(tmp_path / "q.db")
+        refused = kind(tmp_path / "q")
         with pytest.raises(StoreUnavailable, match=r"nfs4.*allow_network_fs=True"):
             await refused.open()
         await refused.close()
-        assert not (tmp_path / "q.db").exists()
-        async with SQLiteStorage(tmp_path / "q.db", allow_network_fs=True) as allowed:
+        assert not (tmp_path / "q").exists()
+        async with kind(tmp_path / "q", allow_network_fs=True) as allowed:
             assert await allowed.queues() == []
 
     asyncio.run(body())
+
+
+def test_of_fsspec_the_local_file_system_is_the_folder_itself(tmp_path: Path) -> None:
+    local = fsspec.filesystem("file")
+    assert FileStorage(tmp_path / "q", fs=local).path == str(tmp_path / "q")
+    inside = FileStorage("q", fs=DirFileSystem(str(tmp_path), local))
+    assert inside.path == str(tmp_path / "q")
+    assert inside.capabilities.durability == "power"
+
+
+def test_the_memory_of_fsspec_touches_no_disk_and_the_memory_url_is_another_store(tmp_path: Path) -> None:
+    async def body() -> None:
+        memory = fsspec.filesystem("memory")
+        async with FileStorage(f"{tmp_path}/q", fs=memory) as storage:
+            assert await storage.queues() == []
+            assert memory.exists(f"{tmp_path}/q/README")
+        assert list(tmp_path.iterdir()) == []
+        memory.rm(f"{tmp_path}/q", recursive=True)
+
+    asyncio.run(body())
+    assert isinstance(BaseStorage.from_url("memory://"), MemoryStorage)
+
+
+@pytest.mark.parametrize(
+    ("fs", "name"),
+    [
+        (fsspec.filesystem("data"), "data"),
+        (fsspec.filesystem("simplecache", target_protocol="memory"), "simplecache"),
+        (DirFileSystem("/bucket", fsspec.filesystem("data")), "data"),
+        ("memory", "str"),
+    ],
+)
+def test_an_fsspec_file_system_that_cannot_keep_the_promises_is_refused_and_told_why(fs: object, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}.*no atomic rename.*no locks.*use a local folder"):
+        FileStorage("q", fs=fs)

@@ -99,7 +99,7 @@ def test_the_folder_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_no_name_leaves_the_folder_and_each_comes_back(tmp_path: Path) -> None:
-    for worker in ("..", ".", "../x", "x" * 5000, "🐝" * 100, "a/b\0c", "+plus"):
+    for worker in ("..", ".", "../x", "x" * 5000, "\r\n" * 100, "🐝" * 100, "a/b\0c", "+plus"):
         locks = WorkerLocks(tmp_path / "locks")
         child = child_holding(tmp_path / "locks", worker)
         kill(child)
@@ -107,3 +107,11 @@ def test_no_name_leaves_the_folder_and_each_comes_back(tmp_path: Path) -> None:
         locks.forget(worker)
         assert list((tmp_path / "locks").iterdir()) == []
     assert [p.name for p in tmp_path.iterdir()] == ["locks"]
+
+
+def test_what_no_worker_left_there_hides_nobody(tmp_path: Path) -> None:
+    folder = tmp_path / "locks"
+    kill(child_holding(folder, "dead"))
+    for name in (b"caf\xe9", b"%E9", b"a b", b"+", b"+caf\xe9"):
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(b"\xff\xfe")
+    assert WorkerLocks(folder).lost() == ["dead"]

@@ -34,8 +34,13 @@ class Bell:
         return int.from_bytes(os.pread(self._fd, 8, 0))
 
     def ring(self) -> None:
+        """Never fails, since the commit that it tells of has happened: whoever is not woken looks again by himself."""
         self._own += 1
-        os.pwrite(self._fd, ((self._count() + 1) % (1 << 64)).to_bytes(8), 0)  # whatever somebody wrote there
+        try:
+            os.pwrite(self._fd, ((self._count() + 1) % (1 << 64)).to_bytes(8), 0)  # whatever somebody wrote there
+        except OSError as exc:
+            self._own -= 1
+            log.warning("%s: other processes could not be woken: %s", self._path, exc)
 
     def listen(self, heard: Callable[[], None], anyone: Callable[[], bool]) -> None:
         """Call `heard` from a thread when another process rang; nothing is read while `anyone` waits for nothing."""

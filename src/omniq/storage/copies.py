@@ -36,11 +36,18 @@ def copy_database(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def copy_folder(source: str, path: Path) -> None:
-    """All but the locks, which say who works on the original."""
+    """All but the locks, which say who works on the original, and what cannot be copied, like a pipe that was put aside."""
     top = os.path.abspath(source)
     if Path(top) in path.parents:
         raise Invalid(f"{path.parent} is inside the store: name a place outside of {top} for the backup")
-    shutil.copytree(top, path, symlinks=True, ignore=lambda at, _: {"locks"} if os.path.abspath(at) == top else set())
+    path.mkdir(mode=0o700)  # nobody else may look in while the copy's own permissions are not set
+
+    def left_out(at: str, names: list[str]) -> set[str]:
+        known = (os.path.islink, os.path.isfile, os.path.isdir)
+        special = {name for name in names if not any(look(os.path.join(at, name)) for look in known)}
+        return special | {"locks"} if os.path.abspath(at) == top else special
+
+    shutil.copytree(top, path, symlinks=True, ignore=left_out, dirs_exist_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -2,7 +2,8 @@
 
 The index is made from the folder's lines and can always be made again. Entries are never changed, only replaced, so that
 whatever still refers to an old one (a place in a line-up) sees at once that it no longer holds, and a commit that failed is
-undone by putting the old ones back.
+undone by putting the old ones back. Whatever joins an order first drops those at its head that no longer hold: a process that
+only enqueues never takes anything out, and would remember every task that others ever ran.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Lineup:
         self._pushed = 0
 
     def push(self, entry: Entry) -> None:
+        self.first()
         line = self._line
         if line:
             last = line[-1]
@@ -165,6 +167,7 @@ class Index:
         self._ready: dict[tuple[str, str | None], Lineup] = {}
         self._scheduled: dict[str, Lineup] = {}
         self._open: dict[str, list[tuple[int, str]]] = {}
+        self._leases: dict[str, list[tuple[int, str]]] = {}  # by queue: when they end, and of which task
         self._expiring: list[tuple[int, str]] = []
         self._expiring_keys: list[tuple[int, tuple[str, str]]] = []
         self.dead: dict[str, Entry] = {}
@@ -205,14 +208,16 @@ class Index:
             self._scheduled[entry.queue].push(entry)
         elif entry.state is State.RUNNING:
             self.running[entry.id] = entry
+            self.next_lease(entry.queue)
+            heapq.heappush(self._leases.setdefault(entry.queue, []), (entry.lease_until_us or 0, entry.id))
         elif entry.state is State.DEAD:
             self.dead[entry.id] = entry
         elif entry.state is State.STAGED and entry.run_id is not None:
             self._stage((entry.queue, entry.run_id), entry.id)
         for blocker in entry.waits_for:
             self.blocks.setdefault(blocker, {})[entry.id] = None
-        if entry.kept is not None and entry.kept.expires_us is not None:
-            heapq.heappush(self._expiring, (entry.kept.expires_us, entry.id))
+        if entry.kept is not None:
+            self._expire(entry.id, entry.kept)
 
     def _leave(self, entry: Entry) -> None:
         self._counts[entry.queue][entry.state] -= 1
@@ -232,8 +237,18 @@ class Index:
     def keep(self, entry: Entry, kept: Kept | None) -> None:
         """A task's result is there (or no longer)."""
         entry.kept = kept
-        if kept is not None and kept.expires_us is not None:
-            heapq.heappush(self._expiring, (kept.expires_us, entry.id))
+        if kept is not None:
+            self._expire(entry.id, kept)
+
+    def _expire(self, id: str, kept: Kept) -> None:
+        while self._expiring and not self._expires(*self._expiring[0]):
+            heapq.heappop(self._expiring)
+        if kept.expires_us is not None:
+            heapq.heappush(self._expiring, (kept.expires_us, id))
+
+    def _expires(self, moment_us: int, id: str) -> bool:
+        entry = self.entries.get(id)
+        return entry is not None and entry.kept is not None and entry.kept.expires_us == moment_us
 
     def sort(self) -> None:
         """Put the entries back into the order of `seq`, in place: the line-ups hold on to this very dictionary."""
@@ -250,6 +265,17 @@ class Index:
     def scheduled(self, queue: str) -> Lineup | None:
         return self._scheduled.get(queue)
 
+    def next_lease(self, queue: str) -> int | None:
+        """When the first lease of a queue ends."""
+        heap = self._leases.get(queue, [])
+        while heap:
+            moment, id = heap[0]
+            entry = self.running.get(id)
+            if entry is not None and entry.queue == queue and (entry.lease_until_us or 0) == moment:
+                return moment
+            heapq.heappop(heap)
+        return None
+
     def heads(self, queue: str) -> Iterator[Entry]:
         """The first ready task of each lane of a queue."""
         lineups = [self._ready.get((queue, None)), *(self._ready.get((queue, g)) for g in self.lanes.get(queue, ()))]
@@ -261,18 +287,23 @@ class Index:
     def expired_results(self, now_us: int, limit: int) -> list[Entry]:
         found: dict[str, Entry] = {}
         while self._expiring and self._expiring[0][0] <= now_us and len(found) < limit:
-            expires, id = heapq.heappop(self._expiring)
-            entry = self.entries.get(id)
-            if entry is not None and entry.kept is not None and entry.kept.expires_us == expires:
-                found[id] = entry
+            moment, id = heapq.heappop(self._expiring)
+            if self._expires(moment, id):
+                found[id] = self.entries[id]
         return list(found.values())
 
     # -- keys --------------------------------------------------------------------------------------
 
     def put_key(self, key: Key) -> None:
         place = (key.line.queue, key.line.key)
+        while self._expiring_keys and not self._key_expires(*self._expiring_keys[0]):
+            heapq.heappop(self._expiring_keys)
         self.keys[place] = key
         heapq.heappush(self._expiring_keys, (key.line.expires_us, place))
+
+    def _key_expires(self, moment_us: int, place: tuple[str, str]) -> bool:
+        key = self.keys.get(place)
+        return key is not None and key.line.expires_us <= moment_us
 
     def expired_keys(self, now_us: int, limit: int) -> list[tuple[str, str]]:
         """Keys whose time is over and whose task has ended; of the others it is asked again later."""
@@ -280,10 +311,9 @@ class Index:
         alive: list[tuple[int, tuple[str, str]]] = []
         while self._expiring_keys and self._expiring_keys[0][0] <= now_us and len(found) < limit:
             moment, place = heapq.heappop(self._expiring_keys)
-            key = self.keys.get(place)
-            if key is None or key.line.expires_us > moment:
+            if not self._key_expires(moment, place):
                 continue
-            entry = self.entries.get(key.line.task_id)
+            entry = self.entries.get(self.keys[place].line.task_id)
             if entry is None or entry.state.final:
                 found[place] = None
             else:
@@ -342,6 +372,7 @@ class Index:
 
     def put_lane(self, lane: Lane) -> None:
         self.lanes.setdefault(lane.queue, {})[lane.group] = lane
+        self.open_lane(lane.queue)
         if lane.open:
             heapq.heappush(self._open.setdefault(lane.queue, []), (lane.turn, lane.group))
 

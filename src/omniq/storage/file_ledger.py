@@ -256,9 +256,11 @@ class FileLedger:
         return [cast(Record, self.load(entry.id)) for entry in entries]
 
     def next_at(self, queues: Sequence[str], now_us: int) -> int | None:
-        wanted = set(queues)
-        moments = [e.lease_until_us or now_us for e in self.index.running.values() if e.queue in wanted]
-        for queue in wanted:
+        moments: list[int] = []
+        for queue in set(queues):
+            lease = self.index.next_lease(queue)
+            if lease is not None:
+                moments.append(lease or now_us)
             lineup = self.index.scheduled(queue)
             first = lineup.first() if lineup is not None else None
             if first is not None:
@@ -580,6 +582,7 @@ class FileLedger:
                 index.remove_lane(*place)
             else:
                 index.put_lane(lane)
+        self._counters.segment = index.counters.segment  # a repair in the same call may have made a file already
         index.counters = self._counters
 
 

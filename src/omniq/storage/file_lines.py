@@ -25,6 +25,7 @@ TASK_TABLES = (PENDING, RUNNING, FAILED, RESULTS)  # in the order in which a tas
 
 _TABLE_OF = {State.RUNNING: RUNNING, State.DEAD: FAILED, State.DONE: RESULTS, State.CANCELLED: RESULTS}
 _SUM_BYTES = len(b',"sum":"00000000"}')
+_SPARE = 500  # JSON stays JSON if it could be nested by so much more: a reader may have more calls under way than the writer
 
 Raw = msgspec.Raw
 NOTHING = Raw()
@@ -89,7 +90,7 @@ class KeyLine(msgspec.Struct, gc=False):
 
 
 class EventLine(msgspec.Struct, omit_defaults=True, gc=False):
-    """An event with its data as readable JSON."""
+    """An event. Its data stand there like a payload."""
 
     seq: int
     ts_us: int
@@ -104,6 +105,7 @@ class EventLine(msgspec.Struct, omit_defaults=True, gc=False):
     due_us: int = 0
     state: State = State.READY
     data: Raw = NOTHING
+    data_bytes: bytes | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -161,6 +163,10 @@ def read_task_line(line: bytes) -> TaskLine:
 
 
 def event_line(seq: int, task: Record, event: str, now_us: int, data: bytes | None) -> bytes:
+    if event == "progress":  # in it are a user's bytes; all others are JSON of our own
+        text, other = _readable(data, "json")
+    else:
+        text, other = NOTHING if data is None else Raw(data), None
     return sealed(
         EventLine(
             seq,
@@ -175,14 +181,14 @@ def event_line(seq: int, task: Record, event: str, now_us: int, data: bytes | No
             task.created_at_us,
             task.due_us,
             task.state,
-            NOTHING if data is None else Raw(data),
+            text,
+            other,
         )
     )
 
 
 def read_event_line(line: bytes) -> EventRow:
     found = _decode_event(line)
-    data = bytes(found.data)
     return EventRow(
         seq=found.seq,
         ts_us=found.ts_us,
@@ -196,7 +202,7 @@ def read_event_line(line: bytes) -> EventRow:
         enqueued_at_us=found.enqueued_at_us,
         due_us=found.due_us,
         state=found.state,
-        data=data or None,
+        data=_bytes(found.data, found.data_bytes),
     )
 
 
@@ -207,7 +213,10 @@ def _readable(data: bytes | None, encoding: str) -> tuple[Raw, bytes | None]:
     if encoding == "json" and data and data[0] > 32 and data[-1] > 32 and b"\n" not in data and b"\r" not in data:
         try:
             data.decode()
-            return _decode_raw(data), None
+            found = _decode_raw(data)
+            if len(data) > _SPARE and data.count(b"[") + data.count(b"{") > _SPARE:
+                _decode_raw(b"[" * _SPARE + data + b"]" * _SPARE)
+            return found, None
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):  # no JSON, or too deep to be read again
             pass
     return NOTHING, data

@@ -57,7 +57,7 @@ What is no longer true is overwritten with blanks, so look at it like this:
     grep -h '{' queue/pending/* | head
 
 Look at anything, also while workers run. Change nothing by hand: a line that does not fit its checksum is put aside into
-corrupt/. Copy the folder only while nobody uses it. Durations and times are in microseconds (UTC).
+corrupt/. Copy the folder with `omniq backup`, or while nobody uses it. Durations and times are in microseconds (UTC).
 """
 
 
@@ -499,9 +499,10 @@ def _check_last_events(folder: Folder) -> None:
 def put_aside(folder: Folder, path: str, why: str, copy: bool = False, **more: Any) -> None:
     """Move (or copy) something into `corrupt/`, with a report beside it."""
     now = datetime.now(UTC)
+    named = path.encode("utf-8", "backslashreplace").decode()  # whoever planted it may have named it in another encoding
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", path)[-80:].lstrip(".")
     target = f"{CORRUPT}/{now:%Y%m%dT%H%M%S}-{new_id()[-8:]}-{safe}"
-    report = Report(file=path, found_at=now.isoformat(), why=why, **more)
+    report = Report(file=named, found_at=now.isoformat(), why=why, **more)
     text = msgspec.json.format(msgspec.json.encode(report), indent=1)
     folder.files.write(f"{target}.report", 0, text + b"\n")
     if copy:
@@ -512,4 +513,4 @@ def put_aside(folder: Folder, path: str, why: str, copy: bool = False, **more: A
         if copy:
             folder.files.sync(target)
         folder.files.sync_folder(CORRUPT)
-    log.warning("%s: put %s aside as %s: %s", folder.where, path, target, why)
+    log.warning("%s: put %s aside as %s: %s", folder.where, named, target, why)

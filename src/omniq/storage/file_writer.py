@@ -68,11 +68,11 @@ class FileWriter(Writer[Section]):
             folder.enter()
             folder.leave()
             folder.checkpoint()
+            if isinstance(files, LocalFiles):
+                self.bell = Bell(Path(files.base, "locks", "bell"))
         except BaseException:
             files.close()
             raise
-        if isinstance(files, LocalFiles):
-            self.bell = Bell(Path(files.base, "locks", "bell"))
         self._folder = folder
 
     def _shut(self) -> None:
@@ -108,7 +108,7 @@ class FileWriter(Writer[Section]):
         folder.checkpoint()
         return machine
 
-    def _translate(self, exc: BaseException) -> BaseException:
+    def translate(self, exc: BaseException) -> BaseException:
         return translate(exc, self._where)
 
 

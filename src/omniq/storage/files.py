@@ -63,9 +63,10 @@ class LocalFiles:
 
     def __init__(self, base: Path) -> None:
         self.base = base
-        if not base.exists():
-            base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            parent = os.open(base.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        missing = [folder for folder in (base, *base.parents) if not folder.exists()]
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for made in missing:  # a power cut must not take the way to the store
+            parent = os.open(made.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             os.fsync(parent)
             os.close(parent)
         self._root = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -34,9 +34,9 @@ class WorkerLocks:
 
     def _path(self, worker: str) -> Path:
         """A name that cannot leave the folder; one that is too long, or begins with a dot, is hashed and stands in the file."""
-        name = quote(worker, safe="")
+        name = quote(worker, safe="", errors="surrogatepass")
         if len(name) > MAX_NAME or name.startswith("."):
-            name = _HASHED + hashlib.sha256(worker.encode()).hexdigest()
+            name = _HASHED + hashlib.sha256(worker.encode(errors="surrogatepass")).hexdigest()
         return self._folder / name
 
     def hold(self, worker: str) -> None:
@@ -45,13 +45,17 @@ class WorkerLocks:
         with _own_lock:
             while True:
                 descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o600)
-                fcntl.lockf(descriptor, fcntl.LOCK_EX)
-                here = _identity(path)
-                if here == _identity(descriptor):  # else somebody tidied the file away between open and lock
-                    if path.name.startswith(_HASHED):
-                        os.pwrite(descriptor, worker.encode(), 0)
-                    _own[here] = (os.getpid(), descriptor)
-                    return
+                try:
+                    fcntl.lockf(descriptor, fcntl.LOCK_EX)
+                    here = _identity(path)
+                    if here == _identity(descriptor):  # else somebody tidied the file away between open and lock
+                        if path.name.startswith(_HASHED):
+                            os.pwrite(descriptor, worker.encode(), 0)
+                        _own[here] = (os.getpid(), descriptor)
+                        return
+                except BaseException:
+                    os.close(descriptor)
+                    raise
                 os.close(descriptor)
 
     def release(self, worker: str) -> None:
@@ -68,14 +72,14 @@ class WorkerLocks:
             names = os.listdir(self._folder)
         except FileNotFoundError:
             return []
-        free = [name for name in names if self._free(self._folder / name)]
-        return [worker for worker in map(self._worker, free) if worker]
+        free = [(name, self._worker(name)) for name in names if self._free(self._folder / name)]
+        return [worker for name, worker in free if self._path(worker).name == name]  # what else lies there is no worker's
 
     def _worker(self, name: str) -> str:
         if not name.startswith(_HASHED):
             return unquote(name)
         try:
-            return (self._folder / name).read_text()
+            return (self._folder / name).read_bytes().decode(errors="replace")
         except FileNotFoundError:  # another process was faster and has tidied it away
             return ""
 

@@ -204,7 +204,10 @@ class LocalStorage(BaseStorage, abc.ABC, Generic[S]):
     async def hold_worker(self, worker: str) -> None:
         await self.open()
         if self._locks is not None:
-            self._locks.hold(worker)
+            try:
+                self._locks.hold(worker)
+            except OSError as exc:
+                raise self._writing().translate(exc) from exc
 
     async def release_worker(self, worker: str) -> None:
         if self._locks is not None:

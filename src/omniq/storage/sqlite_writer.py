@@ -129,7 +129,7 @@ class SQLiteWriter(Writer[Section]):
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
         return machine
 
-    def _translate(self, exc: BaseException) -> BaseException:
+    def translate(self, exc: BaseException) -> BaseException:
         return translate(exc, self._path)
 
 

@@ -123,7 +123,7 @@ class Writer(abc.ABC, Generic[S]):
         """Carry out each request's work, commit once, and return the machine that knows whom it concerns."""
 
     @abc.abstractmethod
-    def _translate(self, exc: BaseException) -> BaseException:
+    def translate(self, exc: BaseException) -> BaseException:
         """The store's words for a failure of what lies below it."""
 
     @abc.abstractmethod
@@ -169,7 +169,7 @@ class Writer(abc.ABC, Generic[S]):
         try:
             self._open()
         except BaseException as exc:
-            opened.set_exception(self._translate(exc))
+            opened.set_exception(self.translate(exc))
             return
         self._opened = True
         opened.set_result(None)
@@ -213,7 +213,7 @@ class Writer(abc.ABC, Generic[S]):
                 for request in batch:
                     self._carry_out([request])
                 return
-            batch[0].error = exc if isinstance(exc, OmniQError) else self._translate(exc)
+            batch[0].error = exc if isinstance(exc, OmniQError) else self.translate(exc)
         self._settle(batch)
 
     @staticmethod
