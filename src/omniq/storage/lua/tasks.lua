@@ -382,7 +382,8 @@ function store.flush()
     end
     if state and (t.moved or stored ~= state) and MEMBER[state] then
       for _, name in ipairs(MEMBER[state]) do
-        add(q, name, score_of(t, name), t.id)
+        -- a beat moves the end of a lease, not the moment since when the task runs
+        if name ~= 'idx:active' or stored ~= state then add(q, name, score_of(t, name), t.id) end
       end
     end
     if state and not stored then add(q, 'o:tasks', digits(t.seq), t.id) end
