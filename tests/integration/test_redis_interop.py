@@ -91,6 +91,16 @@ def test_a_lease_of_one_is_known_to_the_other(giver: Any, taker: Any) -> None:
         taker.heartbeat(**held(job))
 
 
+def test_an_id_may_be_longer_than_ours(sides: dict[str, Any]) -> None:
+    ours, theirs = sides["ours"], sides["theirs"]
+    job_id = theirs.publish(queue=QUEUE, payload=[1], job_id="w" * 1000, max_attempts=1)
+    job = reserve(ours)
+    assert ours.heartbeat(**held(job)) > 0
+    assert ours.ack_fail(**held(job)) == ("FAILED", None)
+    assert ours.retry_failed(QUEUE, job_id) == "OK"
+    ours.ack_success(**held(reserve(ours)))
+
+
 def test_failures_are_retried_and_end_as_dead_letters(giver: Any, taker: Any) -> None:
     job_id = giver.publish(queue=QUEUE, payload=[1], max_attempts=2, backoff_ms=1)
     job = reserve(taker)
