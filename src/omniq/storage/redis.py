@@ -349,6 +349,9 @@ class RedisStorage(BaseStorage):
         found = await client.pipeline(ranges)
         places = [(q, _text(id)) for q, ids in zip(names, found, strict=True) for id in ids]
         running = await self._load(places, ended=False)
+        haunted = {q for (q, _), task in zip(places, running, strict=True) if task is None}
+        if haunted:  # leases without a task, which nobody would ever take back
+            await self._upkeep(sorted(haunted), now_us, "bury")
         leases = [
             Lease(record=t, lost="worker_lost" if t.worker in lost_workers else "expired")
             for t in running

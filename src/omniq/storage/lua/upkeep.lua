@@ -177,6 +177,10 @@ local function bury_ghosts(q)
   return ghosts
 end
 
+function upkeep.bury(op)
+  return bury_ghosts(queue(op.queue))
+end
+
 function upkeep.sweep(op)
   local q, moved = queue(op.queue), 0
   if run('ZCOUNT', q.o .. 'runs', '-inf', NOW) > 0 then
