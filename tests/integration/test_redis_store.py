@@ -418,6 +418,7 @@ def test_the_least_rights_of_the_documentation_are_enough(server: Server, raw: A
     assert line is not None
     rules = line[1].split()
     raw.execute_command("ACL", "SETUSER", "omniq", "reset", "on", ">secret", *rules)
+    raw.execute_command("ACL", "LOG", "RESET")
 
     def make(clock: FakeClock) -> RedisStorage:
         raw.flushall()
@@ -428,6 +429,7 @@ def test_the_least_rights_of_the_documentation_are_enough(server: Server, raw: A
         for case in conformance.cases(durable=False, capabilities=RedisStorage.capabilities):
             if case.topic in topics:
                 conformance.run_case(case, make)
+        assert raw.execute_command("ACL", "LOG") == []
     finally:
         raw.execute_command("ACL", "DELUSER", "omniq")
 
