@@ -101,6 +101,27 @@ def test_an_id_may_be_longer_than_ours(sides: dict[str, Any]) -> None:
     ours.ack_success(**held(reserve(ours)))
 
 
+@pytest.mark.parametrize("name", ["timeout_ms", "backoff_ms", "max_attempts", "due_ms"])
+@pytest.mark.parametrize("number", [10**15, 10**30])
+def test_a_number_that_is_stored_with_an_exponent_is_read(
+    sides: dict[str, Any], redis_url: str, name: str, number: int
+) -> None:
+    """Once a reserve broke over it, after it had leased the job, and so did all who looked for tasks."""
+    ours, theirs = sides["ours"], sides["theirs"]
+    theirs.publish(queue=QUEUE, payload=[1], **{name: number})
+    job = reserve(ours)
+    assert (job is None) == (name == "due_ms")
+    if job is not None:
+        assert ours.heartbeat(**held(job)) > time.time() * 1000
+    sweep(redis_url)
+    with OmniQ.from_url(redis_url) as oq:
+        assert len(oq.find()[0]) == 1
+    if job is not None:
+        status, due_ms = ours.ack_fail(**held(job))
+        assert status == "RETRY"
+        assert due_ms > time.time() * 1000
+
+
 def test_failures_are_retried_and_end_as_dead_letters(giver: Any, taker: Any) -> None:
     job_id = giver.publish(queue=QUEUE, payload=[1], max_attempts=2, backoff_ms=1)
     job = reserve(taker)

@@ -97,8 +97,8 @@ local Task = {
 -- A task from the values of its first fields.
 function store.shape(q, id, key, v)
   local t = {
-    q = q, id = id, key = key, changes = {}, state = v[1], stored = v[1], attempt = number(v[2]), timeout_ms = number(v[3]),
-    gid = text(v[4]), created_ms = number(v[5]), due_ms = number(v[6]), lock_until_ms = number(v[7]),
+    q = q, id = id, key = key, changes = {}, state = v[1], stored = v[1], attempt = number(v[2]), timeout_ms = ms(v[3]),
+    gid = text(v[4]), created_ms = ms(v[5]), due_ms = ms(v[6]), lock_until_ms = ms(v[7]),
     lease_token = text(v[8]), last_started_ms = text(v[9]), deps = v[14] == '1', first_started_ms = text(v[15]),
     touched = false, moved = false, cancel = false, foreign = true, seq = 0, fingerprint = '',
   }
