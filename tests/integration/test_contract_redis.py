@@ -195,6 +195,17 @@ def test_a_slot_whose_job_vanished_comes_back(client: ContractClient, db: redis.
     assert client.repair() == []
 
 
+def test_reaping_drops_a_lease_without_a_job_and_frees_its_slot(client: ContractClient, db: redis.Redis) -> None:
+    for n in range(2):
+        client.publish("q", [n], gid="g", timeout_ms=1000)
+    db.delete(f"{{q}}:job:{take(client).job_id}")
+    client.reap_expired("q", 1, T + 999)
+    assert client.reserve("q", T + 999) is None
+    client.reap_expired("q", 1, T + 1000)
+    assert json.loads(take(client, T + 1000).payload) == [1]
+    check_books(db)
+
+
 def test_a_token_that_fits_a_job_that_is_not_leased_is_not_active(client: ContractClient, db: redis.Redis) -> None:
     client.publish("q", {})
     job = take(client)

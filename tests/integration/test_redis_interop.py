@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from support.redis_server import Server
 from support.sides import SUPPORT, Ours, Theirs, guest_command
 from support.waiting import wait_for
@@ -88,6 +89,37 @@ def test_a_lease_of_one_is_known_to_the_other(giver: Any, taker: Any) -> None:
     giver.ack_success(**held(job))
     with pytest.raises(Exception, match="TOKEN_MISMATCH"):
         taker.heartbeat(**held(job))
+
+
+def test_an_id_may_be_longer_than_ours(sides: dict[str, Any]) -> None:
+    ours, theirs = sides["ours"], sides["theirs"]
+    job_id = theirs.publish(queue=QUEUE, payload=[1], job_id="w" * 1000, max_attempts=1)
+    job = reserve(ours)
+    assert ours.heartbeat(**held(job)) > 0
+    assert ours.ack_fail(**held(job)) == ("FAILED", None)
+    assert ours.retry_failed(QUEUE, job_id) == "OK"
+    ours.ack_success(**held(reserve(ours)))
+
+
+@pytest.mark.parametrize("name", ["timeout_ms", "backoff_ms", "max_attempts", "due_ms"])
+@pytest.mark.parametrize("number", [10**15, 10**30])
+def test_a_number_that_is_stored_with_an_exponent_is_read(
+    sides: dict[str, Any], redis_url: str, name: str, number: int
+) -> None:
+    """Once a reserve broke over it, after it had leased the job, and so did all who looked for tasks."""
+    ours, theirs = sides["ours"], sides["theirs"]
+    theirs.publish(queue=QUEUE, payload=[1], **{name: number})
+    job = reserve(ours)
+    assert (job is None) == (name == "due_ms")
+    if job is not None:
+        assert ours.heartbeat(**held(job)) > time.time() * 1000
+    sweep(redis_url)
+    with OmniQ.from_url(redis_url) as oq:
+        assert len(oq.find()[0]) == 1
+    if job is not None:
+        status, due_ms = ours.ack_fail(**held(job))
+        assert status == "RETRY"
+        assert due_ms > time.time() * 1000
 
 
 def test_failures_are_retried_and_end_as_dead_letters(giver: Any, taker: Any) -> None:
@@ -185,6 +217,66 @@ def test_removing_and_counting_children_are_shared(giver: Any, taker: Any) -> No
     giver.childs_init(key="k", expected=2)
     assert taker.child_ack(key="k", child_id="a") == 1
     assert giver.child_ack(key="k", child_id="b") == 0
+
+
+def books(db: Any, start: int) -> dict[str, Any]:
+    """What monitors read: who is in which state since when, and what is stamped on jobs and counters. Times since `start`."""
+
+    def since(value: Any) -> int:
+        return max(int(float(value or 0)) - start, -1)
+
+    found: dict[str, Any] = {}
+    for name in ("wait", "active", "delayed", "failed", "completed"):
+        found[name] = [(id, since(score)) for id, score in db.zrange(f"{{{QUEUE}}}:idx:{name}", 0, -1, withscores=True)]
+    for name in ("wait", "g:g:wait", "failed", "completed"):
+        found[f"list of {name}"] = db.lrange(f"{{{QUEUE}}}:{name}", 0, -1)
+    stats = db.hgetall(f"{{{QUEUE}}}:stats")
+    counted = ("waiting", "group_waiting", "waiting_total", "active", "delayed", "failed", "completed_kept", "groups_ready")
+    found["counters"] = [int(stats.get(f"{name}", 0)) for name in counted]
+    found["stamps"] = [since(stats.get(f"last_{what}_ms")) for what in ("enqueue", "reserve", "finish")]
+    for key in db.keys(f"{{{QUEUE}}}:job:*"):
+        job = db.hgetall(key)
+        stamped = ("created", "queued", "updated", "first_started", "last_started", "completed", "failed")
+        found[key] = [job["state"], job["attempt"], *[since(job[f"{name}_ms"]) for name in stamped]]
+    return found
+
+
+def test_both_keep_the_same_books(sides: dict[str, Any], redis_server: Server) -> None:
+    """The same calls, at the same moments, leave the same states, counters and times, step by step."""
+    start = int(time.time() * 1000) + 3_600_000
+    kept: dict[str, list[Any]] = {name: [] for name in sides}
+    with redis.Redis(port=redis_server.port, decode_responses=True) as db:
+        for name, side in sides.items():
+            db.flushall()
+
+            def do(side: Any, method: str, at: int, steps: list[Any] = kept[name], **arguments: Any) -> Any:
+                answer = getattr(side, method)(queue=QUEUE, now_ms_override=start + at, **arguments)
+                steps.append((method, at, books(db, start)))
+                return answer
+
+            options: dict[str, Any] = {"timeout_ms": 10_000, "backoff_ms": 400, "max_attempts": 2}
+            for id, gid in (("plain", None), ("one", "g"), ("two", "g")):
+                side.publish(queue=QUEUE, payload=[], job_id=id, gid=gid, **options)
+            side.publish(queue=QUEUE, payload=[], job_id="later", due_ms=start + 5000, **options)
+            first, second = (do(side, "reserve", at) for at in (1000, 2000))
+            assert [value_of(job, "job_id") for job in (first, second)] == ["one", "plain"]
+            done, failing = ({n: value_of(job, n) for n in ("job_id", "lease_token")} for job in (first, second))
+            do(side, "heartbeat", 3000, **done)
+            do(side, "ack_success", 4000, **done)
+            do(side, "ack_fail", 4500, **failing, error="E: x")
+            do(side, "promote_delayed", 5000)
+            for at in (6000, 20_000, 40_000, 60_000, 80_000):
+                for n in range(3):
+                    do(side, "reserve", at + n)
+                do(side, "reap_expired", at + 10_500)
+                do(side, "promote_delayed", at + 10_900)
+            assert sorted(db.lrange(f"{{{QUEUE}}}:failed", 0, -1)) == ["later", "plain", "two"]
+            side.retry_failed(queue=QUEUE, job_id="two")
+            side.remove_job(queue=QUEUE, job_id="plain", lane="failed")
+            found = books(db, 0)
+            kept[name].append([found["counters"], found["list of failed"], found["list of g:g:wait"]])
+    for ours, theirs in zip(*kept.values(), strict=True):
+        assert ours == theirs
 
 
 def test_our_task_is_finished_by_theirs_and_frees_who_waits(sides: dict[str, Any], redis_url: str) -> None:

@@ -17,8 +17,8 @@ from support.redis_server import Server, free_port, running
 from omniq import AsyncOmniQ
 from omniq.cli.copying import Copy
 from omniq.errors import Invalid, Refused, StoreUnavailable
-from omniq.models import Blocker, Record, State, StoredResult, new_token
-from omniq.operations import Ack, Cancel, Enqueue, Extend, Fail, Filter, Reserve, Reserved, Retention, Saved
+from omniq.models import Blocker, Record, State, StoredResult, TaskError, new_token
+from omniq.operations import Ack, Cancel, Enqueue, Extend, Fail, Filter, Requeue, Reserve, Reserved, Retention, Saved
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.redis import RedisStorage
@@ -202,6 +202,27 @@ def test_sweep_follows_up_on_what_other_clients_failed(server: Server, raw: Any)
         result = (await storage.results(["a"]))["a"]
         assert result.error is not None
         assert (result.error.type, result.error.message) == ("ValueError", "no")
+
+    run(server, body)
+
+
+def test_sweep_follows_up_on_a_task_that_others_retried_and_failed_again(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        await add(storage, new("a"))
+        (task,) = await take(storage)
+        await storage.apply([(Fail(queue=Q, id="a", token=task.token or "", error=TaskError("E", "first", "")),)])
+        assert await storage.sweep() == 0
+        raw.lrem(f"{BASE}failed", 1, "a")
+        raw.zrem(f"{BASE}idx:failed", "a")
+        raw.hset(f"{BASE}job:a", mapping={"attempt": 0, "failed_ms": ""})
+        await asyncio.sleep(0.002)  # another millisecond
+        fail_as_others_do(raw, "a", "ValueError: second")
+        assert await storage.sweep() == 1
+        assert await storage.sweep() == 0
+        assert str((await storage.results(["a"]))["a"].error) == "ValueError: second"
+        assert [e.event for e in await storage.events_of("a")] == ["enqueued", "started", "failed", "failed"]
+        await storage.apply([(Requeue(queue=Q, id="a"),)])
+        await ack(storage, (await take(storage))[0])
 
     run(server, body)
 
@@ -397,6 +418,7 @@ def test_the_least_rights_of_the_documentation_are_enough(server: Server, raw: A
     assert line is not None
     rules = line[1].split()
     raw.execute_command("ACL", "SETUSER", "omniq", "reset", "on", ">secret", *rules)
+    raw.execute_command("ACL", "LOG", "RESET")
 
     def make(clock: FakeClock) -> RedisStorage:
         raw.flushall()
@@ -407,6 +429,7 @@ def test_the_least_rights_of_the_documentation_are_enough(server: Server, raw: A
         for case in conformance.cases(durable=False, capabilities=RedisStorage.capabilities):
             if case.topic in topics:
                 conformance.run_case(case, make)
+        assert raw.execute_command("ACL", "LOG") == []
     finally:
         raw.execute_command("ACL", "DELUSER", "omniq")
 

@@ -49,7 +49,7 @@ from omniq.errors import (
     TaskNotFound,
     TokenMismatch,
 )
-from omniq.models import Record, State, TaskError, check_id, new_token
+from omniq.models import Record, State, TaskError, new_token
 from omniq.operations import (
     Ack,
     CountFanIn,
@@ -405,7 +405,6 @@ class AsyncContractClient:
 
 def _held(queue: str, job_id: str, lease_token: str) -> dict[str, Any]:
     name = queue_name(queue)
-    check_id(job_id)
     if not lease_token:
         raise ContractError("TOKEN_REQUIRED", f"job {job_id!r} is ended with the lease_token that reserve gave")
     return {"queue": name, "id": job_id, "token": lease_token, "late": True}

@@ -42,7 +42,7 @@ from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.liveness import WorkerLocks, host_locks
 from omniq.storage.redis_batches import Batches
 from omniq.storage.redis_find import find_tasks, task_page, task_shards
-from omniq.storage.redis_plan import STORE, Plan
+from omniq.storage.redis_plan import STORE, Plan, spans_slots
 from omniq.storage.redis_publish import publish_answer, publish_call
 from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
 from omniq.storage.redis_staging import RUN_FIELDS, run_of, staged_record
@@ -155,7 +155,7 @@ class RedisStorage(BaseStorage):
 
     async def _apply(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         await self._opened()
-        await self._list(_queues_of(transactions))
+        await self._list(self._new_queues(transactions))
         now = None if now_us is None else wire.ms_down(now_us)
         answers: list[Result] = []
         for part in _parts(transactions):
@@ -182,7 +182,7 @@ class RedisStorage(BaseStorage):
 
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         self._check_open()
-        new = _queues_of(transactions) - self._known
+        new = self._new_queues(transactions)
         if new:
             self._client.command_blocking("SADD", QUEUES, *new)
             self._known |= new
@@ -250,6 +250,12 @@ class RedisStorage(BaseStorage):
         if ready or ended:
             self.waiters.notify([name.decode() for name in ready], [id.decode() for id in ended])
         return answers
+
+    def _new_queues(self, transactions: Sequence[Transaction]) -> set[str]:
+        new = _queues_of(transactions) - self._known
+        if new and self._target.cluster:  # what is refused leaves not even a name behind
+            new &= _queues_of([t for t in transactions if not spans_slots(t, self._slot_of)])
+        return new
 
     async def _list(self, names: Iterable[str]) -> None:
         """Put queues on the store's list before their first use, also those that only other clients feed."""
@@ -343,6 +349,9 @@ class RedisStorage(BaseStorage):
         found = await client.pipeline(ranges)
         places = [(q, _text(id)) for q, ids in zip(names, found, strict=True) for id in ids]
         running = await self._load(places, ended=False)
+        haunted = {q for (q, _), task in zip(places, running, strict=True) if task is None}
+        if haunted:  # leases without a task, which nobody would ever take back
+            await self._upkeep(sorted(haunted), now_us, "bury")
         leases = [
             Lease(record=t, lost="worker_lost" if t.worker in lost_workers else "expired")
             for t in running

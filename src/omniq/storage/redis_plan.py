@@ -111,6 +111,11 @@ class Plan:
         self.answers[n] = [whole]
 
 
+def spans_slots(transaction: Transaction, slot_of: Callable[[str], int]) -> bool:
+    """Whether a cluster refuses this transaction; a `Reserve` is split."""
+    return not isinstance(transaction[0], Reserve) and len({slot_of(q) for q in _queues_of(transaction)}) > 1
+
+
 def _queues_of(transaction: Sequence[Operation]) -> Iterable[str]:
     for op in transaction:
         if isinstance(op, Enqueue):

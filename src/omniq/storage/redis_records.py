@@ -17,6 +17,7 @@ Hash = dict[bytes, bytes]
 
 FOREIGN_LEASE_MS = 60_000
 MAX_WORDS = 4096  # bytes of `last_error` that other clients keep
+MAX_MS = 9_999_999_999_999  # the year 2286
 
 _STATES: list[State] = list(State)
 _WORDS = {
@@ -96,13 +97,26 @@ FIELDS = [
 
 
 def _us(fields: Hash, name: bytes) -> int | None:
-    value = fields.get(name)
-    return int(float(value)) * 1000 if value else None
+    ms = _int(fields, name)
+    return None if ms is None else ms * 1000
 
 
 def _int(fields: Hash, name: bytes) -> int | None:
     value = fields.get(name)
-    return int(value) if value else None
+    if not value:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        return _odd_number(value)
+
+
+def _odd_number(value: bytes) -> int:
+    """Other clients write large numbers with an exponent. One of them must not end whoever reads it."""
+    try:
+        return int(min(float(value), MAX_MS))
+    except ValueError:
+        return 0
 
 
 def _str(value: bytes) -> str:
@@ -116,7 +130,7 @@ def _text(fields: Hash, name: bytes) -> str | None:
 
 def record_of(queue: str, fields: Hash) -> Record:
     """The task of a hash, whoever wrote it."""
-    created = fields.get(b"created_ms", b"0")
+    created, created_us = fields.get(b"created_ms", b"0"), _us(fields, b"created_ms") or 0
     state = _WORDS.get(fields.get(b"state", b""), State.READY)
     common: dict[str, Any] = {
         "id": _text(fields, b"id") or "",
@@ -124,9 +138,9 @@ def record_of(queue: str, fields: Hash) -> Record:
         "state": state,
         "group": _text(fields, b"gid"),
         "attempts": _int(fields, b"attempt") or 0,
-        "created_at_us": int(created or 0) * 1000,
+        "created_at_us": created_us,
         "updated_at_us": _us(fields, b"updated_ms") or 0,
-        "due_us": _us(fields, b"due_ms") or int(created or 0) * 1000,
+        "due_us": _us(fields, b"due_ms") or created_us,
         "started_at_us": _us(fields, b"last_started_ms"),
         "token": _text(fields, b"lease_token"),
         "lease_until_us": _us(fields, b"lock_until_ms"),

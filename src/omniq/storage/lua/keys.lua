@@ -49,6 +49,7 @@ local DEFAULT_LEASE_MS = 60000 -- what a stored timeout of nothing means
 local DEFAULT_TTL_MS = 86400000
 local GRACE_MS = 3600000 -- results outlive their time by this much if nobody purges
 local MOVED_MS = 86400000
+local MAX_MS = 9999999999999 -- the year 2286
 local PART = 4000 -- arguments of one variadic command
 local PER_MS = 2048 -- numbers of tasks, and turns of groups, that fit into one millisecond
 local STORE = '{omniq.store}:'
@@ -84,6 +85,11 @@ end
 
 local function number(value)
   return tonumber(text(value) or 0) or 0
+end
+
+-- A time or a duration. Some clients take any number, and one that is too large for `digits` would come out as a negative one.
+local function ms(value)
+  return math.min(number(value), MAX_MS)
 end
 
 local function in_parts(command, key, list)

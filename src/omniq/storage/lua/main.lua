@@ -31,7 +31,7 @@ local ALONE = {
   commitrun = 'staging', abortrun = 'staging',
 }
 local UPKEEP = {
-  promote = 'upkeep', limit = 'upkeep', sweep = 'upkeep', purge = 'upkeep', forget = 'upkeep', check = 'upkeep',
+  promote = 'upkeep', limit = 'upkeep', bury = 'upkeep', sweep = 'upkeep', purge = 'upkeep', forget = 'upkeep', check = 'upkeep',
   restore = 'restore', restore_events = 'restore',
 }
 

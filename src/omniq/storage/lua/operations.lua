@@ -221,7 +221,7 @@ end
 function write.retry(op, t)
   set_error(t, op.error, op.words)
   stamp(t)
-  t.q.finished = true
+  if not op.lost then t.q.finished = true end
   if op.attempts then
     t.attempt = op.attempts
     set(t, 'attempt', digits(op.attempts))
@@ -248,7 +248,7 @@ function write.fail(op, t)
   set_error(t, op.error, op.words)
   machine.finish(t, 'failed', {error = op.error}, op.token, again)
   log.note(t, 'failed', to and log.with(op.data, 'to_queue', cjson.encode(to)) or op.data, 'failed')
-  q.finished = true
+  if not op.lost then q.finished = true end
   if again then machine.schedule_again(t, again) end
   if to then machine.move_to_dead_queue(t, to) end
   if t.deps then machine.cascade({{q = q, id = t.id}}) end
@@ -272,6 +272,7 @@ local function prolong(t, lease_ms)
   local until_ms = math.max(t.lock_until_ms, now + lease_ms)
   t.lock_until_ms, t.moved = until_ms, true
   set(t, 'lock_until_ms', digits(until_ms))
+  stamp(t)
   return {until_ms, t.cancel and 1 or 0}
 end
 
@@ -281,7 +282,6 @@ end
 
 function write.progress(op, t)
   set(t, 'progress', op.progress)
-  stamp(t)
   local answer = prolong(t, lease_of(op, t))
   log.note(t, 'progress', op.data)
   return answer

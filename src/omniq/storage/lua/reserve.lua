@@ -26,7 +26,10 @@ function machine.promote(q, limit)
     if a[2] ~= b[2] then return a[2] < b[2] end
     return a[3] < b[3]
   end)
-  for _, entry in ipairs(due) do lanes.move(entry[4], 'wait') end
+  for _, entry in ipairs(due) do
+    lanes.move(entry[4], 'wait')
+    set(entry[4], 'updated_ms', NOW)
+  end
   return #due
 end
 

@@ -97,8 +97,8 @@ local Task = {
 -- A task from the values of its first fields.
 function store.shape(q, id, key, v)
   local t = {
-    q = q, id = id, key = key, changes = {}, state = v[1], stored = v[1], attempt = number(v[2]), timeout_ms = number(v[3]),
-    gid = text(v[4]), created_ms = number(v[5]), due_ms = number(v[6]), lock_until_ms = number(v[7]),
+    q = q, id = id, key = key, changes = {}, state = v[1], stored = v[1], attempt = number(v[2]), timeout_ms = ms(v[3]),
+    gid = text(v[4]), created_ms = ms(v[5]), due_ms = ms(v[6]), lock_until_ms = ms(v[7]),
     lease_token = text(v[8]), last_started_ms = text(v[9]), deps = v[14] == '1', first_started_ms = text(v[15]),
     touched = false, moved = false, cancel = false, foreign = true, seq = 0, fingerprint = '',
   }
@@ -382,7 +382,8 @@ function store.flush()
     end
     if state and (t.moved or stored ~= state) and MEMBER[state] then
       for _, name in ipairs(MEMBER[state]) do
-        add(q, name, score_of(t, name), t.id)
+        -- a beat moves the end of a lease, not the moment since when the task runs
+        if name ~= 'idx:active' or stored ~= state then add(q, name, score_of(t, name), t.id) end
       end
     end
     if state and not stored then add(q, 'o:tasks', digits(t.seq), t.id) end

@@ -49,7 +49,7 @@ local function settle_completed(t)
   if t.deps then machine.free(q, t.id) end
 end
 
-local function settle_failed(t)
+local function settle_failed(t, failed_ms)
   local q, to = t.q, t.dead_queue
   store.adopt(t)
   local words = text(run('HGET', t.key, 'last_error'))
@@ -58,7 +58,7 @@ local function settle_failed(t)
     local kind, message = string.match(words, '^([%w_.]+): (.+)$')
     failure = '{"type":' .. cjson.encode(kind or '') .. ',"message":' .. cjson.encode(message or words) .. ',"traceback":""}'
   end
-  set(t, 'finished_ms', NOW)
+  set(t, 'finished_ms', failed_ms or NOW)
   set(t, 'error', failure or '')
   local ttl_ms = t.ttl_ms or DEFAULT_TTL_MS
   if not to or ttl_ms > 0 then store.save_result(t, CODE.failed, {error = failure, ends = not to}, not to, ttl_ms) end
@@ -105,8 +105,11 @@ local function follow_others(q, limit)
     return 1
   end)
   return moved + follow(q, 'failed', nil, limit, function(t)
-    if run('EXISTS', t.q.o .. 'res:' .. t.id) == 1 then return 0 end
-    settle_failed(t)
+    local found = run('HMGET', t.key, 'failed_ms', 'finished_ms')
+    local failed_ms = text(found[1])
+    -- equal: this very failure is in our books; others may have retried what failed before, and failed it again
+    if (not failed_ms or failed_ms == found[2]) and run('EXISTS', t.q.o .. 'res:' .. t.id) == 1 then return 0 end
+    settle_failed(t, failed_ms)
     return 1
   end)
 end
@@ -172,6 +175,10 @@ local function bury_ghosts(q)
     q.changed = true
   end
   return ghosts
+end
+
+function upkeep.bury(op)
+  return bury_ghosts(queue(op.queue))
 end
 
 function upkeep.sweep(op)
