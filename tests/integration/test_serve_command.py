@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from support.tcp import TOKEN, Peer, ServerProcess, environment
 from support.waiting import wait_for
+from typer.main import get_command
 
 from omniq import OmniQ
+from omniq.cli.app import app
 from omniq.client import Client
 from omniq.errors import ConfigError, ConnectionLost
 from omniq.server import ServeOptions
@@ -45,6 +47,12 @@ def test_a_taken_port_is_exit_code_1_and_a_sentence(server: ServerProcess, tmp_p
     assert done.stderr == f"omniq: port {server.port} of 127.0.0.1 is taken: stop what listens there, or use --port\n"
 
 
+def test_a_taken_port_for_the_metrics_is_named_too(server: ServerProcess, tmp_path: Path) -> None:
+    done = omniq("serve", "--port", "0", "--metrics-port", str(server.port), folder=tmp_path)
+    assert done.returncode == 1
+    assert f"port {server.port} of 127.0.0.1 is taken: stop what listens there, or use --metrics-port\n" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -68,6 +76,15 @@ def test_a_bad_value_is_exit_code_2_and_a_sentence(arguments: list[str], says: s
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_every_option_has_a_variable_of_its_name() -> None:
+    options = [option for option in get_command(app).commands["serve"].params if option.name != "help"]  # type: ignore[attr-defined]
+    assert {option.name: option.envvar for option in options} == {
+        name: f"OMNIQ_SERVE_{name.upper()}"
+        for name in ("store", "token_file", *ServeOptions.__struct_fields__)
+        if name != "token"
+    }
 
 
 def test_every_option_is_a_variable_too(tmp_path: Path) -> None:
