@@ -1,5 +1,6 @@
 """`omniq serve` and `omniq send` as commands: options, variables, exit codes, TLS, metrics, signals."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -272,6 +273,34 @@ def test_send_says_when_the_server_goes_away(tmp_path: Path) -> None:
         server.kill()
         process.stdin.close()
         assert process.wait(10) == 1
+
+
+def test_send_says_when_lines_are_left_over(server: ServerProcess) -> None:
+    command = [sys.executable, "-m", "omniq", "send", "--port", str(server.port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("QUIT\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "OK {}\n"
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                while process.poll() is None:
+                    process.stdin.write('PUSH {"name":"x","queue":"left"}\n')
+                    process.stdin.flush()
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        assert process.wait(10) == 1
+
+
+def test_send_reads_replies_while_it_sends(server: ServerProcess) -> None:
+    """More than all buffers hold, in both directions at once."""
+    large = "x" * 60_000
+    lines = [f'PUSH {{"name":"x","queue":"large","payload":"{large}"}}'] * 300
+    lines += ['FETCH {"queues":["large"]}'] * 300 + [f"PING {large}"] * 400
+    done = omniq("send", "--port", str(server.port), stdin="\n".join(lines))
+    assert (done.returncode, done.stdout.count("\n")) == (0, len(lines)), done.stderr
 
 
 def test_send_with_wrong_usage() -> None:
