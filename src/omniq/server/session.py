@@ -451,7 +451,7 @@ class Session:
         self._check_timeout(timeout_ns)
         self._tally.requests["RESULT"] += 1
         task_id = self._wanted_id(command.id)
-        unwanted = lambda: self._ended or self.gone  # noqa: E731
+        unwanted = lambda: self._ended or self.gone or self._house.stopping  # noqa: E731
         self._look(lambda: looking.result(self._engine.storage, task_id, timeout_ns / 1e9, unwanted))
 
     def _check_timeout(self, timeout_ns: int) -> None:
