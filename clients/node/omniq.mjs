@@ -33,6 +33,7 @@ export class AuthenticationFailed extends ErrorReply {}
 export class ServerStopping extends ErrorReply {}
 
 function errorOf(text) {
+  if (text === "no heartbeat") return new ConnectionLost("the server heard nothing for longer than its heartbeat");
   if (text.endsWith("not acquired")) return new TaskNotAcquired(text);
   if (text.startsWith("authentication")) return new AuthenticationFailed(text);
   if (text === "server is shutting down") return new ServerStopping(text);

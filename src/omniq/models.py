@@ -27,6 +27,7 @@ _QUEUE = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _RESERVED_QUEUES = frozenset({"omniq.store"})  # what belongs to no queue lives under this name on Redis
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_MAX_US = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
 
 class State(enum.IntEnum):
@@ -290,10 +291,14 @@ def now_us() -> int:
 
 
 def to_us(moment: datetime) -> int:
-    """Microseconds of an aware datetime; a naive one is refused, since nobody can know what it means."""
+    """Microseconds of an aware datetime. A naive one is refused, since nobody can know what it means, and one that is after
+    the year 9999 in UTC, since nothing could show it."""
     if moment.tzinfo is None:
         raise Invalid(f"{moment!r} has no time zone: use datetime.now(timezone.utc) or .astimezone()")
-    return (moment - _EPOCH) // _MICROSECOND
+    us = (moment - _EPOCH) // _MICROSECOND
+    if us > _MAX_US:
+        raise Invalid(f"{moment} is after the year 9999 in UTC: choose an earlier time")
+    return us
 
 
 def from_us(us: int) -> datetime:

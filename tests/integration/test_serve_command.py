@@ -1,5 +1,6 @@
 """`omniq serve` and `omniq send` as commands: options, variables, exit codes, TLS, metrics, signals."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -16,8 +17,10 @@ from pathlib import Path
 import pytest
 from support.tcp import TOKEN, Peer, ServerProcess, environment
 from support.waiting import wait_for
+from typer.main import get_command
 
 from omniq import OmniQ
+from omniq.cli.app import app
 from omniq.client import Client
 from omniq.errors import ConfigError, ConnectionLost
 from omniq.server import ServeOptions
@@ -45,6 +48,12 @@ def test_a_taken_port_is_exit_code_1_and_a_sentence(server: ServerProcess, tmp_p
     assert done.stderr == f"omniq: port {server.port} of 127.0.0.1 is taken: stop what listens there, or use --port\n"
 
 
+def test_a_taken_port_for_the_metrics_is_named_too(server: ServerProcess, tmp_path: Path) -> None:
+    done = omniq("serve", "--port", "0", "--metrics-port", str(server.port), folder=tmp_path)
+    assert done.returncode == 1
+    assert f"port {server.port} of 127.0.0.1 is taken: stop what listens there, or use --metrics-port\n" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -68,6 +77,15 @@ def test_a_bad_value_is_exit_code_2_and_a_sentence(arguments: list[str], says: s
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_every_option_has_a_variable_of_its_name() -> None:
+    options = [option for option in get_command(app).commands["serve"].params if option.name != "help"]  # type: ignore[attr-defined]
+    assert {option.name: option.envvar for option in options} == {
+        name: f"OMNIQ_SERVE_{name.upper()}"
+        for name in ("store", "token_file", *ServeOptions.__struct_fields__)
+        if name != "token"
+    }
 
 
 def test_every_option_is_a_variable_too(tmp_path: Path) -> None:
@@ -255,6 +273,34 @@ def test_send_says_when_the_server_goes_away(tmp_path: Path) -> None:
         server.kill()
         process.stdin.close()
         assert process.wait(10) == 1
+
+
+def test_send_says_when_lines_are_left_over(server: ServerProcess) -> None:
+    command = [sys.executable, "-m", "omniq", "send", "--port", str(server.port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("QUIT\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "OK {}\n"
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                while process.poll() is None:
+                    process.stdin.write('PUSH {"name":"x","queue":"left"}\n')
+                    process.stdin.flush()
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        assert process.wait(10) == 1
+
+
+def test_send_reads_replies_while_it_sends(server: ServerProcess) -> None:
+    """More than all buffers hold, in both directions at once."""
+    large = "x" * 60_000
+    lines = [f'PUSH {{"name":"x","queue":"large","payload":"{large}"}}'] * 300
+    lines += ['FETCH {"queues":["large"]}'] * 300 + [f"PING {large}"] * 400
+    done = omniq("send", "--port", str(server.port), stdin="\n".join(lines))
+    assert (done.returncode, done.stdout.count("\n")) == (0, len(lines)), done.stderr
 
 
 def test_send_with_wrong_usage() -> None:

@@ -1,6 +1,8 @@
 """`omniq.client`: the blocking and the async client against a real server, also when it goes away and comes back."""
 
 import asyncio
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -157,6 +159,79 @@ def test_threads_share_a_client(client: Client) -> None:
     for thread in threads:
         thread.join()
     assert [q.ready for q in client.info() if q.name == "shared"] == [200]
+
+
+def test_a_client_that_was_silent_too_long_connects_again(server: ServerProcess) -> None:
+    with Client(*server.address, heartbeat=60) as client:
+        for _ in range(2):
+            client.ping()
+            assert client._socket.recv(100, socket.MSG_PEEK) == b'ERR {"msg":"no heartbeat"}\n'
+            assert isinstance(client.info(), list)
+        assert client._socket.recv(100, socket.MSG_PEEK)
+        with pytest.raises(ConnectionLost):
+            client.push("x", queue="silent")
+        assert client.push("x", queue="silent")
+
+
+def test_an_async_client_that_was_silent_too_long_connects_again(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(*server.address, heartbeat=60) as client:
+            await client.ping()
+            assert client._streams is not None
+            reader, _ = client._streams
+            await eventually(lambda: reader._eof)  # type: ignore[attr-defined]
+            assert isinstance(await client.info(), list)
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def slammed_doors() -> Iterator[tuple[int, list[float]]]:
+    """A port that closes each connection at once, and when it did."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        times: list[float] = []
+
+        def slam() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
+                    times.append(time.monotonic())
+
+        slamming = threading.Thread(target=slam)
+        slamming.start()
+        yield listener.getsockname()[1], times
+        listener.shutdown(socket.SHUT_RDWR)
+        slamming.join()
+
+
+def test_pauses_grow_also_when_every_connection_breaks_at_once(slammed_doors: tuple[int, list[float]]) -> None:
+    port, times = slammed_doors
+    with Client(port=port, reconnect=1.0) as client, pytest.raises(ConnectionLost):
+        client.info()
+    assert 1 < len(times) <= 8
+    times.clear()
+
+    async def scenario() -> None:
+        async with AsyncClient(port=port, reconnect=1.0) as client:
+            with pytest.raises(ConnectionLost):
+                await client.info()
+
+    asyncio.run(scenario())
+    assert 1 < len(times) <= 8
+
+
+def test_a_client_that_was_turned_away_connects_again(tmp_path: Path) -> None:
+    server = ServerProcess("memory://", tmp_path, ["--max-connections", "1", "--metrics-port", "0"]).ready()
+    try:
+        with Client(*server.address) as client:
+            with Peer(server.address) as first:
+                assert first.ask("PING") == "PONG {}"
+                with pytest.raises(LimitReached, match="max-connections is 1"):
+                    client.push("x")
+            wait_for(lambda: server.metric("masenko_clients_total") == 0)
+            assert client.push("x") == 1
+    finally:
+        server.end()
 
 
 def test_a_closed_client_says_so(server: ServerProcess) -> None:

@@ -136,6 +136,26 @@ def test_a_paused_queue_gives_nothing_until_it_is_resumed(oq: AsyncOmniQ) -> Non
     asyncio.run(scenario())
 
 
+def test_a_server_whose_clients_wait_asks_the_store_for_nothing(oq: AsyncOmniQ) -> None:
+    async def scenario() -> None:
+        async with oq, Server(oq.storage, ServeOptions(port=0)) as server:
+            one, other = await talk(server), await talk(server)
+            fetching = [asyncio.ensure_future(one.ask('FETCH {"timeout": "20s"}'))]
+            fetching.append(asyncio.ensure_future(other.ask('FETCH {"queues": ["more", "default"], "timeout": "20s"}')))
+            await eventually(lambda: len(server.engine.lines) == 2)
+            await server.engine.settle()
+            before = server.engine.turns
+            await asyncio.sleep(1)
+            assert server.engine.turns - before <= 4, "it polls"
+            pushing = await talk(server)
+            await pushing.ask('ATOMIC\nPUSH {"name": "x"}\nPUSH {"name": "x"}\nDONE')
+            assert {(await answer)["id"] for answer in fetching} == {1, 2}
+            for client in (one, other, pushing):
+                client.close()
+
+    asyncio.run(scenario())
+
+
 def test_two_servers_share_a_store(oq: AsyncOmniQ) -> None:
     async def scenario() -> None:
         async with oq, Server(oq.storage, ServeOptions(port=0)) as a, Server(oq.storage, ServeOptions(port=0)) as b:

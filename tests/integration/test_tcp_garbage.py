@@ -41,6 +41,32 @@ def test_mutated_commands_end_no_server(tmp_path: Path) -> None:
         server.end()
 
 
+def stuff(peer: Peer, data: bytes, times: int) -> None:
+    """Send until the server reads no more."""
+    peer.socket.settimeout(0.5)
+    try:
+        for _ in range(times):
+            peer.write(data)
+    except TimeoutError:
+        pass
+
+
+def test_commands_that_wait_behind_others_do_not_fill_the_memory(tmp_path: Path) -> None:
+    server = ServerProcess("memory://", tmp_path).ready()
+    try:
+        with Peer(server.address) as waiting, Peer(server.address) as other:
+            assert other.ask("PING") == "PONG {}"
+            before = rss_mib(server)
+            waiting.send('FETCH {"timeout":"40s"}')
+            stuff(waiting, b"PING " + b"x" * 1_000_000 + b"\n", 100)
+            assert rss_mib(server) - before < 30
+            assert other.ask('PUSH {"name":"x"}') == 'OK {"id":1}'
+            assert waiting.recv() == 'OK {"id":1,"queue":"default","name":"x"}'
+            assert waiting.recv() == "PONG {}"
+    finally:
+        server.end()
+
+
 def test_endless_lines_and_transactions_do_not_fill_the_memory(tmp_path: Path) -> None:
     server = ServerProcess("memory://", tmp_path).ready()
     try:
@@ -52,12 +78,7 @@ def test_endless_lines_and_transactions_do_not_fill_the_memory(tmp_path: Path) -
             atomic.send("ATOMIC")
             for _ in range(60):
                 atomic.write((b'PUSH {"name":"x","payload":"' + b"x" * 10_000 + b'"}\n') * 100)
-            deaf.socket.settimeout(0.5)
-            try:
-                for _ in range(60):
-                    deaf.write(b"NOPE\n" * 200_000)  # and never reads a reply
-            except TimeoutError:
-                pass
+            stuff(deaf, b"NOPE\n" * 200_000, 60)  # and never reads a reply
             assert rss_mib(server) - before < 60
             assert endless.ask("", within_s=30).startswith('ERR {"msg":"line is longer than max-line')
             assert "max-transaction-bytes" in atomic.ask("DONE", within_s=30)

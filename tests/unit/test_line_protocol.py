@@ -37,6 +37,7 @@ JSON = st.recursive(
 )
 ATTRIBUTES = ["name", "queue", "deadqueue", "payload", "retry", "execute_at", "blocked_by", "idempotency_key", "group"]
 ATTRIBUTES += ["group_limit", "queues", "timeout", "count", "id", "result", "error", "token", "Name", "PAYLOAD", "other"]
+ATTRIBUTES += ["interval"]
 
 
 def parsed(line: bytes) -> Command | str:

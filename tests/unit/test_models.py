@@ -128,6 +128,13 @@ def test_a_naive_moment_is_refused_with_what_to_do() -> None:
         to_us(dt.datetime(2024, 1, 1))
 
 
+def test_a_moment_that_nothing_could_show_is_refused() -> None:
+    last = dt.datetime.max.replace(tzinfo=UTC)
+    assert from_us(to_us(last)) == last
+    with pytest.raises(Invalid, match="year 9999"):
+        to_us(dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-1))))
+
+
 @pytest.mark.parametrize(("value", "us"), [(1, 1_000_000), (0.25, 250_000), (dt.timedelta(minutes=1), 60_000_000)])
 def test_durations_are_seconds_or_timedeltas(value: float | dt.timedelta, us: int) -> None:
     assert duration_us(value, "lease") == us

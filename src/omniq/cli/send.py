@@ -37,7 +37,8 @@ class _Conversation:
 
     def __init__(self, connection: socket.socket, out: BinaryIO) -> None:
         self._connection, self._out = connection, out
-        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._lock = threading.Lock()  # not held while sending: a server whose replies are not read reads no more either
         self._expected: deque[bool] = deque()  # of each reply to come, whether it is shown
         self._all_answered = threading.Condition(self._lock)
         self._in_transaction = False
@@ -50,30 +51,36 @@ class _Conversation:
         threading.Thread(target=self._ping, daemon=True).start()
         if token is not None:
             self._send(command("AUTH", {"token": token}), shown=False)
+        unsent = False
         for line in lines:
-            if self._broken:
+            unsent = self._broken
+            if unsent:
                 break
             self._send(line if line.endswith(b"\n") else line + b"\n")
         with self._all_answered:
             self._all_answered.wait_for(lambda: self._broken or not self._expected)
             self._stop.set()
             unanswered = len(self._expected)
-        if unanswered:
-            print(f"omniq: the server closed the connection; {unanswered} commands have no answer", file=sys.stderr)
+        if unanswered or unsent:
+            left = f"{unanswered} commands have no answer" if unanswered else "not every line was sent"
+            print(f"omniq: the server closed the connection; {left}", file=sys.stderr)
             return FAILED
         return SAID_ERR if self._said_err else 0
 
     def _send(self, line: bytes, shown: bool = True) -> None:
         verb = line.strip(b"\r\n").partition(b" ")[0].upper()
-        with self._lock:
-            if self._in_transaction:
-                self._in_transaction = verb != b"DONE"
-                answered = verb == b"DONE"
-            else:
-                self._in_transaction = verb == b"ATOMIC"
-                answered = verb != b"ATOMIC"
-            if answered:
-                self._expected.append(shown)
+        with self._sending:
+            with self._lock:
+                if not shown and (self._in_transaction or self._expected):
+                    return  # a line of ours comes between no lines of the user's
+                if self._in_transaction:
+                    self._in_transaction = verb != b"DONE"
+                    answered = verb == b"DONE"
+                else:
+                    self._in_transaction = verb == b"ATOMIC"
+                    answered = verb != b"ATOMIC"
+                if answered:
+                    self._expected.append(shown)
             try:
                 self._connection.sendall(line)
             except OSError:
@@ -101,7 +108,6 @@ class _Conversation:
             self._all_answered.notify_all()
 
     def _ping(self) -> None:
-        """A sign of life while stdin says nothing; inside a transaction only its own lines can be one."""
+        """Signs of life while stdin says nothing; inside a transaction only its own lines can be one."""
         while not self._stop.wait(PING_S):
-            if not self._in_transaction and not self._expected:
-                self._send(b"PING\n", shown=False)
+            self._send(b"PING\n", shown=False)

@@ -13,8 +13,20 @@ from typing import Any, Self, TypeVar, Unpack
 
 from omniq.client import requests
 from omniq.client.requests import Commands, Held, Request
-from omniq.client.wire import MAX_REPLY, UNSET, FetchedTask, PushOptions, QueueInfo, TaskOutcome, read_reply, tune
-from omniq.errors import ConnectionLost, ServerStopping
+from omniq.client.wire import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    MAX_REPLY,
+    UNSET,
+    FetchedTask,
+    PushOptions,
+    QueueInfo,
+    TaskOutcome,
+    is_farewell,
+    read_reply,
+    tune,
+)
+from omniq.errors import ConnectionLost, ErrorReply
 
 T = TypeVar("T")
 ANSWER_S = 30.0
@@ -121,17 +133,20 @@ class AsyncClient:
         async with self._lock:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._reconnect
+            pause = FIRST_PAUSE_S
             while True:
                 await self._ensure_connected(deadline)
                 try:
                     return await self._exchange(request)
-                except ServerStopping:
-                    await self._drop()
+                except ErrorReply as exc:
+                    if is_farewell(exc):
+                        await self._drop()
                     raise
                 except (OSError, ConnectionLost, TimeoutError) as exc:
                     await self._drop()
-                    if not request.repeatable or loop.time() >= deadline:
+                    if not request.repeatable or loop.time() + pause >= deadline:
                         raise ConnectionLost(f"the connection to {self._host}:{self._port} was lost: {exc}") from exc
+                    pause = await self._rest(pause)
                 except asyncio.CancelledError:
                     await self._drop()
                     raise
@@ -156,7 +171,7 @@ class AsyncClient:
         if self._closed:
             raise ConnectionLost("this client was closed; make a new one")
         loop = asyncio.get_running_loop()
-        pause = 0.05
+        pause = FIRST_PAUSE_S
         while self._streams is None:
             try:
                 await self._connect()
@@ -164,13 +179,17 @@ class AsyncClient:
                 await self._drop()
                 if loop.time() + pause >= deadline:
                     raise ConnectionLost(f"cannot connect to {self._host}:{self._port}: {exc}") from exc
-                await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
-                pause = min(pause * 2, 5.0)
+                pause = await self._rest(pause)
             except BaseException:
                 await self._drop()
                 raise
         if self._pinger is None:
             self._pinger = loop.create_task(self._ping_on())
+
+    async def _rest(self, pause: float) -> float:
+        """Wait before the next attempt; how long to wait before the one after it."""
+        await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+        return min(pause * 2, LONGEST_PAUSE_S)
 
     async def _connect(self) -> None:
         async with asyncio.timeout(self._connect_timeout):

@@ -14,8 +14,20 @@ from typing import Any, BinaryIO, Self, TypeVar, Unpack
 
 from omniq.client import requests
 from omniq.client.requests import Commands, Held, Request
-from omniq.client.wire import MAX_REPLY, UNSET, FetchedTask, PushOptions, QueueInfo, TaskOutcome, connect, read_reply
-from omniq.errors import ConnectionLost, ServerStopping
+from omniq.client.wire import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    MAX_REPLY,
+    UNSET,
+    FetchedTask,
+    PushOptions,
+    QueueInfo,
+    TaskOutcome,
+    connect,
+    is_farewell,
+    read_reply,
+)
+from omniq.errors import ConnectionLost, ErrorReply
 
 T = TypeVar("T")
 ANSWER_S = 30.0  # how much later than it should an answer may come
@@ -125,17 +137,20 @@ class Client:
     def _call(self, request: Request[T]) -> T:
         with self._lock:
             deadline = time.monotonic() + self._reconnect
+            pause = FIRST_PAUSE_S
             while True:
                 self._ensure_connected(deadline)
                 try:
                     return self._exchange(request)
-                except ServerStopping:
-                    self._drop()
+                except ErrorReply as exc:
+                    if is_farewell(exc):
+                        self._drop()
                     raise
                 except (OSError, ConnectionLost) as exc:
                     self._drop()
-                    if not request.repeatable or time.monotonic() >= deadline:
+                    if not request.repeatable or time.monotonic() + pause >= deadline:
                         raise ConnectionLost(f"the connection to {self._host}:{self._port} was lost: {exc}") from exc
+                    pause = self._rest(pause)
                 except BaseException as exc:
                     if not isinstance(exc, Exception):  # interrupted between command and reply
                         self._drop()
@@ -158,7 +173,7 @@ class Client:
     def _ensure_connected(self, deadline: float) -> None:
         if self._closed.is_set():
             raise ConnectionLost("this client was closed; make a new one")
-        pause = 0.05
+        pause = FIRST_PAUSE_S
         while self._socket is None:
             try:
                 self._connect()
@@ -166,14 +181,18 @@ class Client:
                 self._drop()
                 if time.monotonic() + pause >= deadline:
                     raise ConnectionLost(str(exc)) from exc
-                self._closed.wait(pause * random.uniform(0.5, 1))  # noqa: S311
-                pause = min(pause * 2, 5.0)
+                pause = self._rest(pause)
             except BaseException:
                 self._drop()
                 raise
         if self._pinger is None:
             self._pinger = threading.Thread(target=self._ping_on, name="omniq-client-heartbeat", daemon=True)
             self._pinger.start()
+
+    def _rest(self, pause: float) -> float:
+        """Wait before the next attempt; how long to wait before the one after it."""
+        self._closed.wait(pause * random.uniform(0.5, 1))  # noqa: S311
+        return min(pause * 2, LONGEST_PAUSE_S)
 
     def _connect(self) -> None:
         self._socket = connect(self._host, self._port, self._connect_timeout, self._tls)

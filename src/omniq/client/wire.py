@@ -25,6 +25,7 @@ from omniq.errors import (
 from omniq.serialization import MsgspecSerializer
 
 UNSET: Any = msgspec.UNSET
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # between attempts to reach the server
 _serializer = MsgspecSerializer()
 MAX_REPLY = 64 * 1024 * 1024
 
@@ -143,7 +144,10 @@ def read_reply(line: bytes) -> tuple[str, dict[str, Any]]:
         except ValueError as exc:
             raise ConnectionLost(f"the server sent what is no reply: {line[:80]!r}") from exc
     if word == b"ERR":
-        raise error_of(str(fields.get("msg", "")))
+        text = str(fields.get("msg", ""))
+        if text == "no heartbeat":  # said unasked before it closed the connection: no answer to what was sent now
+            raise ConnectionLost("the server heard nothing for longer than its heartbeat")
+        raise error_of(text)
     return word.decode("ascii", "replace"), fields
 
 
@@ -158,6 +162,11 @@ def error_of(text: str) -> ErrorReply:
     if "max-" in text or text.endswith("arguments too big"):
         return LimitReached(text)
     return ErrorReply(text)
+
+
+def is_farewell(exc: ErrorReply) -> bool:
+    """Whether the server closes the connection after this reply."""
+    return isinstance(exc, ServerStopping) or str(exc).startswith("too many connections")
 
 
 def tasks_of(word: str, body: dict[str, Any]) -> list[FetchedTask]:

@@ -90,6 +90,7 @@ class Push(Command):
 
     @property
     def eta_us(self) -> int | None:
+        """Raises `Invalid` for a time that cannot be kept."""
         return None if self.execute_at is None else max(to_us(self.execute_at), 0)
 
     @property
@@ -202,6 +203,8 @@ def _parse_push(body: bytes) -> Push:
             push.payload = _compact(push.payload)
         if push.interval is not None:
             push.interval = cast(int, _nanoseconds(push.interval))
+        if push.execute_at is not None:
+            _ = push.eta_us
     except (*_MALFORMED, Invalid):
         raise ProtocolError("cannot unmarshal payload") from None
     name = push.name
@@ -215,7 +218,7 @@ def _parse_push(body: bytes) -> Push:
         raise ProtocolError(f"invalid queue name {quoted(push.deadqueue)}")
     if push.retry is None:
         push.retry = DEFAULT_RETRY
-    if push.retry > MAX_RETRY or (push.execute_at is not None and push.execute_at.tzinfo is None):
+    if push.retry > MAX_RETRY:
         raise ProtocolError("cannot unmarshal payload")
     if push.blocked_by is not None and len(push.blocked_by) > MAX_BLOCKERS:
         raise ProtocolError(f"at most {MAX_BLOCKERS} blocked by task IDs can be provided")

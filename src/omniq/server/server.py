@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -10,7 +11,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -65,12 +66,9 @@ class Server:
         self.engine = Engine(self.storage, self.worker_id)
         try:
             await self._listen()
-        except OSError as exc:
+        except BaseException:
             await self.storage.release_worker(self.worker_id)
-            host, port = self.options.host, self.options.port
-            if exc.errno == errno.EADDRINUSE:
-                raise OmniQError(f"port {port} of {host} is taken: stop what listens there, or use --port") from exc
-            raise OmniQError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+            raise
         self.engine.start()
         self._upkeep = Upkeep(self.storage, self._retention, self.worker_id)
         self._tasks = [
@@ -79,14 +77,16 @@ class Server:
 
     async def _listen(self) -> None:
         options = self.options
-        self._listener = await self._loop.create_server(
-            lambda: Connection(self), options.host, options.port, ssl=self._tls, backlog=1024
-        )
+        with _refusals(options.host, options.port, "--port"):
+            self._listener = await self._loop.create_server(
+                lambda: Connection(self), options.host, options.port, ssl=self._tls, backlog=1024
+            )
         try:
             bound = self._listener.sockets[0].getsockname()
             self.address = (bound[0], bound[1])
             if options.metrics_port is not None:
-                self.metrics_port, self._stop_metrics = start_metrics(self, options.metrics_host, options.metrics_port)
+                with _refusals(options.metrics_host, options.metrics_port, "--metrics-port"):
+                    self.metrics_port, self._stop_metrics = start_metrics(self, options.metrics_host, options.metrics_port)
         except BaseException:
             self._listener.close()
             raise
@@ -274,6 +274,17 @@ class Connection(asyncio.Protocol):
 
     def set_line_limit(self, limit: int) -> None:
         self._lines.limit = limit
+
+
+@contextlib.contextmanager
+def _refusals(host: str, port: int, option: str) -> Generator[None, None, None]:
+    """What the system says when a port cannot be had, as a sentence."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            raise OmniQError(f"port {port} of {host} is taken: stop what listens there, or use {option}") from exc
+        raise OmniQError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
 
 
 def raise_file_limit() -> None:

@@ -30,6 +30,7 @@ from omniq.translate import TCP
 log = logging.getLogger("omniq.server")
 
 MAX_UNANSWERED = 1000  # commands of one connection that the store has not answered yet
+MAX_BACKLOG = 4 * 1024 * 1024  # bytes of commands that one connection may have sent ahead
 MAX_AT_ONCE = 1000  # commands of one connection before others get their turn
 MAX_COUNT = 1000
 MAX_REPLY_BYTES = 8 * 1024 * 1024
@@ -75,6 +76,7 @@ class Session:
         self.line: Line | None = None
         self.heard_at = self._now()
         self._inbox: deque[bytes | None] = deque()
+        self._ahead = 0  # bytes of commands since nothing was left to carry out
         self._out: list[bytes] = []
         self._unanswered = 0
         self._busy = False  # a command is under way that the next one must wait for
@@ -104,7 +106,7 @@ class Session:
     @property
     def congested(self) -> bool:
         """Whether nothing more should be read for now."""
-        return len(self._inbox) > MAX_UNANSWERED or (self._full and bool(self._inbox))
+        return len(self._inbox) > MAX_UNANSWERED or self._ahead > MAX_BACKLOG or (self._full and bool(self._inbox))
 
     def silent_s(self) -> float:
         """How long it has been silent although nothing of it is under way. Who reads nothing is silent too."""
@@ -126,6 +128,7 @@ class Session:
         self.heard_at = self._now()
         self._note_sent()
         self._inbox.extend(lines)
+        self._ahead += sum(map(len, filter(None, lines)))
         self.go_on()
 
     def end_of_input(self) -> None:
@@ -263,6 +266,8 @@ class Session:
             if handled == MAX_AT_ONCE:
                 asyncio.get_running_loop().call_soon(self.go_on)
                 break
+        if not (inbox or self._unanswered):
+            self._ahead = 0
         self._flush()
         self._wire.pace()
         if self._leaving or (self._ended and not inbox):
@@ -446,7 +451,7 @@ class Session:
         self._check_timeout(timeout_ns)
         self._tally.requests["RESULT"] += 1
         task_id = self._wanted_id(command.id)
-        unwanted = lambda: self._ended or self.gone  # noqa: E731
+        unwanted = lambda: self._ended or self.gone or self._house.stopping  # noqa: E731
         self._look(lambda: looking.result(self._engine.storage, task_id, timeout_ns / 1e9, unwanted))
 
     def _check_timeout(self, timeout_ns: int) -> None:

@@ -27,7 +27,7 @@ from omniq.errors import (
     Refused,
     TaskNotFound,
 )
-from omniq.models import DEFAULT_LEASE_US, Record, State, StoredResult, TaskError
+from omniq.models import DEFAULT_LEASE_US, Blocker, Record, State, StoredResult, TaskError
 from omniq.operations import (
     AbortRun,
     Ack,
@@ -83,6 +83,7 @@ class Machine:
         self.ready_queues: set[str] = set()
         self.ended_tasks: set[str] = set()
         self._refusals = Refusals(ledger)
+        self._stands_for: dict[str, str] = {}  # ids that this transaction did not use, to the tasks that were there already
 
     def run(self, transaction: Sequence[Operation], now_us: int, repeat: bool = False) -> list[Outcome] | Refused:
         """One transaction: check everything, then write everything."""
@@ -97,6 +98,7 @@ class Machine:
                 if isinstance(known, Refused):
                     return known
                 return [known if isinstance(known, Outcome) else self._WRITES[type(op)](self, op, known, now_us)]
+        self._stands_for.clear()
         found: list[Any] = []
         keys: dict[tuple[str, str], str] = {}
         for op in transaction:
@@ -121,10 +123,14 @@ class Machine:
                     )
             found.append(known)
         states = [k.state if isinstance(k, Record) else None for k in found]
-        return [self._write(op, k, s, now_us) for op, k, s in zip(transaction, found, states, strict=True)]
+        answers = [self._write(op, k, s, now_us) for op, k, s in zip(transaction, found, states, strict=True)]
+        self._stands_for.clear()
+        return answers
 
     def _write(self, op: Operation, known: Any, checked: State | None, now_us: int) -> Outcome:
         if isinstance(known, Outcome):
+            if isinstance(known, Enqueued):
+                self._stands_for[cast(Enqueue, op).id] = known.id
             return known
         if (
             checked is not None and known.state.final and not checked.final
@@ -171,6 +177,7 @@ class Machine:
         if op.idempotency_key is not None:
             twin = self._refusals.known_key(op, now_us)  # an earlier operation of this very transaction
             if isinstance(twin, Enqueued):
+                self._stands_for[op.id] = twin.id
                 return twin
         if op.on_conflict == "replace_finished":
             old = ledger.load(op.id)
@@ -195,7 +202,7 @@ class Machine:
             backoff=op.backoff,
             group=op.group,
             dead_queue=op.dead_queue,
-            blocked_by=op.blocked_by,
+            blocked_by=self._blockers_of(op),
             idempotency_key=op.idempotency_key,
             fingerprint=op.fingerprint,
             created_at_us=now_us,
@@ -205,7 +212,7 @@ class Machine:
         if not row.fed or (op.group is not None and not row.has_groups):
             row.fed, row.has_groups = True, row.has_groups or op.group is not None
             ledger.save_queue(row)
-        blockers, dead = self._open_blockers(op) if op.blocked_by else ([], None)
+        blockers, dead = self._open_blockers(op, task.blocked_by) if op.blocked_by else ([], None)
         task.blockers_left = len(blockers)
         task.state = State.BLOCKED if blockers else State.SCHEDULED if due > now_us else State.READY
         if op.group is not None:
@@ -225,10 +232,16 @@ class Machine:
             self.ready_queues.add(task.queue)  # of a scheduled one too: a sleeper may have to wake earlier now
         return Enqueued(id=task.id, existed=False, state=task.state)
 
-    def _open_blockers(self, op: Enqueue) -> tuple[list[Record], str | None]:
+    def _blockers_of(self, op: Enqueue) -> tuple[Blocker, ...]:
+        """An earlier operation of this transaction may have found its key in use: then that task blocks in its place."""
+        if not (op.blocked_by and self._stands_for):
+            return op.blocked_by
+        return tuple(Blocker(self._stands_for.get(b.id, b.id), b.queue) for b in op.blocked_by)
+
+    def _open_blockers(self, op: Enqueue, blocked_by: Sequence[Blocker]) -> tuple[list[Record], str | None]:
         """The blockers that have not ended, and one that failed if there is such."""
         waiting: list[Record] = []
-        for wanted in dict.fromkeys(b.id for b in op.blocked_by):
+        for wanted in dict.fromkeys(b.id for b in blocked_by):
             blocker = self.ledger.load(wanted)
             if blocker is None or blocker.state is State.DONE:
                 continue

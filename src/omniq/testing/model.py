@@ -68,6 +68,7 @@ class Model:
         """Everything but Reserve: all of it, or the error and no change."""
         if not self.cross_queue and len({q for op in transaction for q in queues_of(op)}) > 1:
             return errors.CrossQueue
+        self.stands_for: dict[str, str] = {}
         before = copy.deepcopy(self.__dict__)
         try:
             return [getattr(self, type(op).__name__.lower())(op, now) for op in transaction]
@@ -203,6 +204,7 @@ class Model:
             if end > now or (there is not None and not there.state.final):
                 if fingerprint != op.fingerprint:
                     raise No(errors.IdempotencyConflict)
+                self.stands_for[op.id] = first
                 return ops.Enqueued(id=first, existed=True, state=there.state if there else State.DONE)
         key = self.key_of(op.queue, op.id)
         if key in self.tasks:
@@ -214,7 +216,7 @@ class Model:
         self.seq += 1
         due = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
         task = Task(op, op.queue, due, self.seq, due if op.delay_us else op.eta_us, op.dead_queue)
-        named = [self.key_of(b.queue or op.queue, b.id) for b in op.blocked_by]
+        named = [self.key_of(b.queue or op.queue, self.stands_for.get(b.id, b.id)) for b in op.blocked_by]
         blockers = {name: self.tasks[name].state for name in named if name in self.tasks}
         dies = op.dead_blockers == "fail" and not {State.DEAD, State.CANCELLED}.isdisjoint(blockers.values())
         task.waits = {i for i, state in blockers.items() if not state.final}

@@ -50,6 +50,7 @@ function machine.transaction(ops)
     return {answer}
   end
   need('operations')
+  machine.stands_for = {} -- ids that this transaction did not use, to the tasks that were there already
   local found, bodies = {}, {}
   for i, op in ipairs(ops) do
     local known = check[op.kind](op)
@@ -69,6 +70,7 @@ function machine.transaction(ops)
     local known = found[i]
     if known and known.outcome then
       answers[i] = known.outcome
+      if op.kind == 'enqueue' then machine.stands_for[op.id] = known.outcome[1] end
     else
       if known and not known.gone then store.adopt(known) end
       answers[i] = write[op.kind](op, known or nil)

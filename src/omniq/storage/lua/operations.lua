@@ -118,10 +118,18 @@ end
 
 -- -- enqueue ---------------------------------------------------------------------------------------
 
+-- An earlier operation of this transaction may have found its key in use: then that task blocks in its place.
+local function blockers_of(op)
+  if not next(machine.stands_for) then return op.blocked_by end
+  local named = {}
+  for i, wanted in ipairs(op.blocked_by) do named[i] = {machine.stands_for[wanted[1]] or wanted[1], wanted[2]} end
+  return named
+end
+
 -- The blockers that have not ended, and one that failed if there is such.
-local function open_blockers(op)
+local function open_blockers(op, blocked_by)
   local waiting, seen = {}, {}
-  for _, wanted in ipairs(op.blocked_by) do
+  for _, wanted in ipairs(blocked_by) do
     local id = wanted[1]
     if not seen[id] then
       seen[id] = true
@@ -150,7 +158,10 @@ function write.enqueue(op, staged)
   end
   if op.key then
     local twin = known_key(op) -- an earlier operation of this very transaction
-    if twin and twin.outcome then return twin.outcome end
+    if twin and twin.outcome then
+      machine.stands_for[op.id] = twin.outcome[1]
+      return twin.outcome
+    end
   end
   if op.on_conflict == 'replace_finished' then
     local old = store.find(q, op.id)
@@ -160,8 +171,8 @@ function write.enqueue(op, staged)
     end
   end
   machine.promote(q, PROMOTE_LIMIT)
-  local blockers, dead = {}, nil
-  if op.blocked_by then blockers, dead = open_blockers(op) end
+  local blockers, dead, blocked_by = {}, nil, op.blocked_by and blockers_of(op)
+  if blocked_by then blockers, dead = open_blockers(op, blocked_by) end
   local due = op.eta or now + (op.delay or 0)
   local eta = op.eta_us
   if not eta and ((op.delay or 0) > 0 or op.interval_us) then eta = digits(due) .. '000' end
@@ -169,6 +180,7 @@ function write.enqueue(op, staged)
   for _, blocker in ipairs(blockers) do least = math.max(least, blocker.seq + 1) end
   local t = machine.make(op, next_seq(q, least), NOW, due, eta)
   t.left = #blockers
+  if blocked_by ~= op.blocked_by then set(t, 'blocked_by', cjson.encode(blocked_by)) end
   if t.gid then
     lanes.mark_grouped(q, t.gid)
     local g = lanes.group(q, t.gid)

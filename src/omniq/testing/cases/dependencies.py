@@ -215,6 +215,21 @@ async def a_blocker_that_leaves_no_record_frees_too(bench: Bench) -> None:
     assert await bench.states("a", "b") == [None, State.READY]
 
 
+@case(rules="§6")
+async def a_task_whose_key_was_known_blocks_in_place_of_the_new_one(bench: Bench) -> None:
+    await bench.add("a", idempotency_key="k")
+    twice = bench.new("c", idempotency_key="l"), bench.new("d", idempotency_key="l"), bench.new("e", after=["d"])
+    await bench.do(bench.new("again", idempotency_key="k"), bench.new("b", after=["again"]), *twice)
+    assert [[b.id for b in (await bench.get(id)).blocked_by] for id in "be"] == [["a"], ["c"]]
+    await bench.add("f", after=["again"])
+    a, c, f = await bench.take(9)
+    assert (a.id, c.id, f.id) == ("a", "c", "f")
+    await bench.ack(a)
+    assert await bench.take_ids(9) == ["b"]
+    await bench.fail(c)
+    assert await bench.state("e") is State.DEAD
+
+
 @case(rules="§6", needs="cross_queue")
 async def a_blocker_may_be_in_another_queue(bench: Bench) -> None:
     task = await bench.hold("a", queue="x")
