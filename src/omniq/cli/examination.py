@@ -31,14 +31,13 @@ async def examine(store: str | None, repair: bool) -> list[Finding]:
     """Every check, in the order in which one would look."""
     settings, url = settings_and_url(store)
     oq = AsyncOmniQ.from_url(url, settings=settings)
-    await must_exist(oq, url, create=False)
-    place = _place(oq.storage)
     try:
+        await must_exist(oq, url, create=False)
         async with oq:
             found = await _look(oq.storage, repair)
     except StoreError as exc:
         found = [_closed(exc, oq.storage.capabilities.local)]
-    return [*found, *place]
+    return [*found, *_place(oq.storage)]
 
 
 async def _look(storage: BaseStorage, repair: bool) -> list[Finding]:

@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 
 class Missing(OmniQError):
-    """There is no such queue or group."""
+    """There is no such store, queue or group."""
 
 
 class Quiet(TyperGroup):
