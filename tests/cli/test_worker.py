@@ -138,6 +138,8 @@ def test_options_that_do_not_go_together_or_make_no_sense(sh: Shell) -> None:
     for words in (
         ["--reload", "--drain-and-exit"],
         ["--concurrency", "0"],
+        ["--concurrency", "9" * 20],
+        ["--grace", "9" * 20 + "d"],
         ["--processes", "0"],
         ["--grace", "soon"],
         ["--queues", " , "],

@@ -68,7 +68,9 @@ def file_path(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc:
         wanted = parts.netloc.rpartition("@")[2] + parts.path
-        raise ConfigError(f"storage URL {mask(url)!r} names a host; write file:///{wanted} (absolute) or file:{wanted} (relative)")
+        raise ConfigError(
+            f"storage URL {mask(url)!r} names a host; write file:///{wanted} (absolute) or file:{wanted} (relative)"
+        )
     path = unquote(parts.path)
     if not path.strip("/"):
         raise ConfigError(f"storage URL {url!r} names no folder; write file:///absolute/folder or file:relative/folder")
