@@ -265,6 +265,22 @@ def test_output_that_nobody_reads_at_all(sh: Shell) -> None:
     assert sh.said == ""
 
 
+@pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_streams_that_were_closed_before_it_began(sh: Shell, closing: str) -> None:
+    for words, code in ((["enqueue", "jobs:add"], 0), (["queues", "--json"], 0), (["tasks", "show", "nope"], 1)):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {closing}', "sh", *sh.command(*words)],
+            cwd=sh.folder,
+            env=sh.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+    assert len(sh.ok("tasks", "list", "--json").json()) == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [
