@@ -285,7 +285,9 @@ def test_streams_that_were_closed_before_it_began(sh: Shell, closing: str) -> No
     "words",
     [
         ["dlq", "requeue", "--all"],
+        ["dlq", "purge", "--all"],
         ["tasks", "cancel", "--all"],
+        ["backup", "copy.db"],
         ["doctor"],
         ["purge", "--older-than", "0s", "--events"],
         ["tasks", "list", "--limit", "10000", "--json", "--error-contains", "nothing"],
