@@ -127,7 +127,7 @@ async def _orphans(storage: BaseStorage, repair: bool) -> list[Finding]:
     if not stuck:
         return [Finding(check="orphans", status="ok", message="every blocked task waits for one that has not ended")]
     told = ", ".join(stuck[:MAX_TOLD]) + (" …" if len(stuck) > MAX_TOLD else "")
-    message = f"{count(len(stuck), 'task')} wait for tasks that have ended: {told}"
+    message = f"{count(len(stuck), 'task waits', 'tasks wait')} for tasks that have ended or are gone: {told}"
     remedy = "omniq doctor --repair goes on with cascades that were cut short"
     if repair:
         remedy = "cancel them with omniq tasks cancel and enqueue them anew"
