@@ -134,6 +134,7 @@ def test_a_variable_that_makes_no_sense(sh: Shell) -> None:
         (["tasks", "list", "--limit", "ten"], "'--limit'"),
         (["tasks", "list", "--since", "last week"], "'last week' is no moment"),
         (["tasks", "list", "--after", "rubbish"], "cursor"),
+        (["tasks", "list", "--after", "czk5OTk5OTk5OTk5OTk5OTk5OTk5"], "cursor"),
         (["groups", "--after", "rubbish"], "is not a cursor"),
         (["groups", "set-limit", "mail", "g", "0"], "'N'"),
         (["groups", "set-limit", "mail", "g", "x"], "'N'"),
