@@ -8,6 +8,7 @@ from omniq.errors import Invalid
 
 NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 MAX_NS = (1 << 63) - 1
+MAX_S = 36_500 * 86_400.0  # moments that are so far away are still moments
 
 _PART = re.compile(r"([0-9]{1,20})?(?:\.([0-9]{0,20}))?(ns|us|µs|μs|ms|s|m|h)")
 _WHOLE = re.compile(rf"[+-]?(?:{_PART.pattern})+")
@@ -21,7 +22,10 @@ def in_seconds(text: str) -> float:
     found = _DURATION.match(text.strip())
     if found is None:
         raise Invalid(f"{text!r} is not a duration: write it like 30s, 10m, 2h or 30d")
-    return float(found[1]) * _SECONDS[found[2] or "s"]
+    value = float(found[1]) * _SECONDS[found[2] or "s"]
+    if value > MAX_S:
+        raise Invalid(f"{text!r} is more than a hundred years: write at most 36500d")
+    return value
 
 
 def parse_duration(text: str) -> int:

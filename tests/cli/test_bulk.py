@@ -1,9 +1,12 @@
 """`omniq enqueue --from`: many tasks, refused lines, and going on after a cut."""
 
 import json
+import os
+import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from support.shell import Shell
@@ -61,6 +64,31 @@ def test_refused_lines_are_named_and_the_others_stored(each: Shell) -> None:
     assert "idempotency key 'k'" in lines[5]
     assert lines[-1] == "omniq: enqueued 2 of 8 lines, 6 refused"
     assert sum(q["ready"] for q in each.ok("queues", "--json").json()) == 2
+
+
+def test_lines_are_stored_also_when_nobody_reads_which_were_refused(sh: Shell) -> None:
+    file = write(sh, "{not json", {"func": "jobs:add", "args": [1]}, "{not json", {"func": "jobs:add", "args": [2]})
+    reader, writer = os.pipe()
+    os.close(reader)
+    running = sh.start("enqueue", "--from", file, stderr=writer)
+    os.close(writer)
+    assert running.wait(30) == 2
+    assert sh.ok("queues", "--json").json()[0]["ready"] == 2
+
+
+def test_a_terminal_shows_how_far_it_is(shells: Callable[..., Shell]) -> None:
+    sh, new = shells("sqlite"), shells("file", "new")
+    file = write(sh, *[{"func": "jobs:add", "args": [n]} for n in range(20_000)])
+    with sh.terminal("enqueue", "--from", file) as terminal:
+        assert terminal.ended(60) == 0
+        assert re.search(rb"enqueueing .*%", terminal.raw)
+        assert terminal.screen().strip() == "omniq: enqueued 20000 of 20000 lines, 0 refused"
+    with sh.terminal("migrate", sh.url, new.url, store=False) as terminal:
+        assert terminal.ended(60) == 0
+        bars = terminal.raw.partition(b"copied")[0]
+        assert re.search(rb"tasks .*%", bars)
+        assert re.search(rb"events .*%", bars)
+        assert terminal.screen().split("\n")[1].strip() == "the counts agree"
 
 
 def test_standard_input(sh: Shell) -> None:

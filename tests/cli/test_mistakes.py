@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.redis_server import Server
 from support.shell import Shell
 from support.waiting import wait_for
 
@@ -49,6 +50,31 @@ def test_a_store_that_is_not_there_is_an_error_and_is_not_made(shells: Callable[
     assert sorted(path.name for path in sh.folder.iterdir()) == ["jobs.py"]
 
 
+def test_a_redis_database_without_a_store_stays_empty(shells: Callable[..., Shell], redis_server: Server) -> None:
+    sh = shells("redis")
+    for words in (["queues", "--json"], ["doctor"], ["pause", "mail"]):
+        done = sh(*words)
+        assert (done.code, done.out) == (1, "")
+        assert "no store at redis://" in done.sentence()
+    with redis_server.client() as client:
+        assert client.dbsize() == 0
+    sh.work()
+    sh.ok("queues")
+
+
+def test_a_server_that_is_away_is_a_finding_of_the_doctor(sh: Shell) -> None:
+    away = "redis://:secret@127.0.0.1:1/0"
+    done = sh("doctor", "--store", away)
+    assert done.code == 1
+    assert done.out.startswith("wrong    open ")
+    assert "check that the server runs" in done.out
+    for words in (["queues"], ["enqueue", "jobs:add"], ["worker", "jobs"], ["serve", "--port", "0"]):
+        other = sh(*words, "--store", away)
+        assert other.code == 1
+        assert "cannot reach redis://:***@127.0.0.1:1/0" in other.err
+        assert "secret" not in other.out + other.err + done.out
+
+
 @pytest.mark.parametrize("url", ["memory://", "sqlite://"])
 def test_a_store_in_memory_is_no_use_to_commands(sh: Shell, url: str) -> None:
     for words in (["queues"], ["enqueue", "jobs:add"], ["worker", "jobs"]):
@@ -65,6 +91,9 @@ def test_a_store_in_memory_is_no_use_to_commands(sh: Shell, url: str) -> None:
         ("sqlite://host/x.db", "names a host"),
         ("sqlite:///x.db?colour=red", "unknown option 'colour'"),
         ("file://", "names no folder"),
+        ("redis://[", "Invalid IPv6 URL"),
+        ("redis://host:port/0", "write a host as name:6379"),
+        ("sqlite:///a%00b.db", "NUL"),
         ("", "unknown scheme"),
     ],
 )
@@ -95,6 +124,8 @@ def test_a_variable_that_makes_no_sense(sh: Shell) -> None:
         (["enqueue", "jobs:add", "--timeout", "-3s"], "is not a duration"),
         (["enqueue", "jobs:add", "--retries", "-1"], "'--retries'"),
         (["enqueue", "jobs:add", "--retries", "many"], "'--retries'"),
+        (["enqueue", "jobs:add", "--retries", "9" * 20], "'--retries'"),
+        (["enqueue", "jobs:add", "--eta", "9" * 20 + "d"], "is no moment"),
         (["enqueue", "jobs:add", "--queue", "a/b"], "queue name 'a/b'"),
         (["enqueue", "jobs:add", "--wait-timeout", "3s"], "--wait-timeout needs --wait"),
         (["enqueue", "jobs:add", "--import", "no_such_module"], "no module 'no_such_module'"),
@@ -103,9 +134,11 @@ def test_a_variable_that_makes_no_sense(sh: Shell) -> None:
         (["tasks", "list", "--limit", "ten"], "'--limit'"),
         (["tasks", "list", "--since", "last week"], "'last week' is no moment"),
         (["tasks", "list", "--after", "rubbish"], "cursor"),
+        (["tasks", "list", "--after", "czk5OTk5OTk5OTk5OTk5OTk5OTk5"], "cursor"),
         (["groups", "--after", "rubbish"], "is not a cursor"),
         (["groups", "set-limit", "mail", "g", "0"], "'N'"),
         (["groups", "set-limit", "mail", "g", "x"], "'N'"),
+        (["groups", "set-limit", "mail", "g", "9" * 20], "'N'"),
         (["tasks", "frobnicate"], "No such command 'frobnicate'"),
         (["frobnicate"], "No such command 'frobnicate'"),
         (["queues", "--frobnicate"], "--frobnicate"),
@@ -233,11 +266,29 @@ def test_output_that_nobody_reads_at_all(sh: Shell) -> None:
     assert sh.said == ""
 
 
+@pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_streams_that_were_closed_before_it_began(sh: Shell, closing: str) -> None:
+    for words, code in ((["enqueue", "jobs:add"], 0), (["queues", "--json"], 0), (["tasks", "show", "nope"], 1)):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {closing}', "sh", *sh.command(*words)],
+            cwd=sh.folder,
+            env=sh.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+    assert len(sh.ok("tasks", "list", "--json").json()) == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["dlq", "requeue", "--all"],
+        ["dlq", "purge", "--all"],
         ["tasks", "cancel", "--all"],
+        ["backup", "copy.db"],
         ["doctor"],
         ["purge", "--older-than", "0s", "--events"],
         ["tasks", "list", "--limit", "10000", "--json", "--error-contains", "nothing"],

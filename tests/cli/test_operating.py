@@ -62,6 +62,24 @@ def test_wrong_counters_are_found_and_repaired(sh: Shell) -> None:
     sh.ok("doctor")
 
 
+def test_a_task_that_waits_for_one_that_is_gone_is_found(sh: Shell) -> None:
+    with sh.queue() as oq:
+        first = oq.enqueue("jobs:add", 1)
+        second = oq.options(blocked_by=[first]).enqueue("jobs:add", 2)
+    assert findings(sh)["orphans"]["status"] == "ok"
+    with sqlite3.connect(sh.folder / "queue.db") as db:
+        db.execute("DELETE FROM tasks WHERE id = ?", (first,))
+        db.execute("UPDATE queues SET ready = 0")
+    db.close()
+    found = findings(sh, code=1)["orphans"]
+    assert found["message"] == f"1 task waits for tasks that have ended or are gone: {second}"
+    assert "--repair" in found["remedy"]
+    left = findings(sh, "--repair", code=1)["orphans"]
+    assert left["remedy"] == "cancel them with omniq tasks cancel and enqueue them anew"
+    sh.ok("tasks", "cancel", second)
+    sh.ok("doctor")
+
+
 def test_what_is_no_fault_is_only_noted(each: Shell) -> None:
     each.put()
     assert "no worker serves it" in findings(each)["queues"]["message"]

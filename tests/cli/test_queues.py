@@ -26,6 +26,21 @@ def test_counts_rates_and_the_oldest(each: Shell) -> None:
     assert lines[2].split()[:3] == ["mail", "1", "1"]
 
 
+def test_pages_of_queues(sh: Shell) -> None:
+    names = [f"q{n:02}" for n in range(53)]
+    with sh.queue() as oq:
+        for name in reversed(names):
+            oq.options(queue=name).enqueue("jobs:add", 1)
+    first = sh.ok("queues", "--json")
+    assert [q["queue"] for q in first.json()] == names[:50]
+    assert first.err == "there is more: go on with --after q49\n"
+    rest = sh.ok("queues", "--json", "--after", "q49")
+    assert [q["queue"] for q in rest.json()] == names[50:]
+    assert rest.err == ""
+    assert len(sh.ok("queues", "--limit", "53").out.splitlines()) == 54
+    assert sh.ok("queues", "--after", "q52").out == "no more queues\n"
+
+
 def test_an_empty_store(each: Shell) -> None:
     each.work()
     assert each.ok("queues").out == "no queues yet\n"

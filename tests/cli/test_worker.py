@@ -114,7 +114,11 @@ def test_a_module_that_cannot_be_imported_ends_with_2(sh: Shell, options: list[s
     broken = sh("worker", "broken", *options)
     assert broken.code == 2
     assert "module 'broken' cannot be imported: ZeroDivisionError: division by zero" in broken.err
-    assert "Traceback" not in missing.err + broken.err
+    (sh.folder / "script.py").write_text("raise SystemExit(0)\n")
+    script = sh("worker", "script", *options)
+    assert script.code == 2
+    assert "module 'script' cannot be imported: SystemExit: 0" in script.err
+    assert "Traceback" not in missing.err + broken.err + script.err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("watchfiles") is None, reason="needs watchfiles, from the extra reload")
@@ -138,6 +142,8 @@ def test_options_that_do_not_go_together_or_make_no_sense(sh: Shell) -> None:
     for words in (
         ["--reload", "--drain-and-exit"],
         ["--concurrency", "0"],
+        ["--concurrency", "9" * 20],
+        ["--grace", "9" * 20 + "d"],
         ["--processes", "0"],
         ["--grace", "soon"],
         ["--queues", " , "],

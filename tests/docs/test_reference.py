@@ -141,7 +141,7 @@ def test_every_command_takes_a_store_and_every_reading_one_json() -> None:
     without_store |= {
         f"omniq lake {name}" for name in ["init", "build", "check", "compact", "expire", "erase", "query", "report"]
     }
-    reading = {"tasks list", "tasks show", "dlq list", "queues", "groups", "result"}
+    reading = {"tasks list", "tasks show", "dlq list", "queues", "groups", "result", "doctor", "bench"}
     for path, command in cli_pages.commands():
         options = {option for p in command.params for option in p.opts}
         assert "--store" in options or path in without_store, path

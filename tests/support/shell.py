@@ -151,8 +151,8 @@ class Shell:
         started.send_signal(number)
         return started.wait(30)
 
-    def terminal(self, *words: str, columns: int = 120, lines: int = 40) -> Terminal:
-        return Terminal(self.command(*words), self.folder, self.environment, columns, lines)
+    def terminal(self, *words: str, store: bool = True, columns: int = 120, lines: int = 40) -> Terminal:
+        return Terminal(self.command(*words, store=store), self.folder, self.environment, columns, lines)
 
     def queue(self) -> OmniQ:
         return OmniQ.from_url(self.url)

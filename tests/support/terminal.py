@@ -69,6 +69,11 @@ class Terminal:
             assert time.monotonic() < end, f"no {text!r} on\n{self.screen()}"
         return self.screen()
 
+    def is_silent(self, seconds: float) -> bool:
+        """Whether the program writes nothing for so long."""
+        before = len(self.raw)
+        return self._read(seconds) and len(self.raw) == before
+
     def type(self, keys: str) -> None:
         os.write(self._end, keys.encode())
 

@@ -22,6 +22,15 @@ def test_what_is_no_duration(text: str) -> None:
         seconds(text)
 
 
+@pytest.mark.parametrize("text", ["36501d", "99999999999d", "9" * 400 + "s"])
+def test_a_duration_beyond_a_hundred_years_is_refused(text: str) -> None:
+    with pytest.raises(Invalid, match="write at most 36500d"):
+        seconds(text)
+    with pytest.raises(Invalid):
+        past(text)
+    assert past("36500d", datetime(2030, 1, 1, tzinfo=UTC)).year == 1930
+
+
 def test_moments_and_delays() -> None:
     assert moment_or_delay("10m") == timedelta(minutes=10)
     assert moment_or_delay("2030-01-31T08:00:00Z") == datetime(2030, 1, 31, 8, tzinfo=UTC)

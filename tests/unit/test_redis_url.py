@@ -35,6 +35,10 @@ def test_a_url_may_carry_a_user_a_password_and_tls() -> None:
     ("url", "advice"),
     [
         ("redis://host/name", "number of a database"),
+        ("redis://host/²", "number of a database"),
+        ("redis://host:port/0", "name:6379"),
+        ("redis://host:70000/0", "name:6379"),
+        ("redis://:se/cret@host/0", "%2F"),
         ("redis://host/0?colour=red", "'colour'"),
         ("redis://host/0?cluster=perhaps", "1 or 0"),
         ("redis://host/1?cluster=1", "database 0"),

@@ -48,6 +48,8 @@ def test_memory_needs_nothing_more() -> None:
         ("sqlite:///x.db?allow_network_fs=perhaps", "allow_network_fs"),
         ("memory://?size=5", "'size'"),
         ("mysql://host/db", "unknown scheme"),
+        ("redis://[", "Invalid IPv6 URL"),
+        ("sqlite:///a%00b.db", "NUL"),
         ("x.db", "sqlite:///"),
         ("", "sqlite:///"),
     ],
@@ -55,6 +57,13 @@ def test_memory_needs_nothing_more() -> None:
 def test_a_bad_url_is_an_error_that_says_what_to_write(url: str, advice: str) -> None:
     with pytest.raises(ConfigError, match=advice):
         BaseStorage.from_url(url)
+
+
+@pytest.mark.parametrize("url", ["sqlite://u:secret@host/x.db", "file://u:secret@host/x", "mysql://u:se/secret@host/x"])
+def test_a_bad_url_keeps_its_password_for_itself(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BaseStorage.from_url(url)
+    assert "secret" not in str(caught.value)
 
 
 def test_the_query_part_becomes_options() -> None:
@@ -99,6 +108,11 @@ def test_an_empty_path_and_a_bad_durability_are_refused() -> None:
         ("redis://user@host", "redis://user@host"),
         ("sqlite:///x.db", "sqlite:///x.db"),
         ("redis://u:p%40w@host", "redis://u:***@host"),
+        ("redis://:p/w@host/0", "redis://:***@host/0"),
+        ("redis://:p#w?@y@host/0", "redis://:***@host/0"),
+        ("redis://u:pw@[::1", "redis://u:***@[::1"),
+        ("redis://[::1]:6379/0", "redis://[::1]:6379/0"),
+        ("file:///a:b@c", "file:///a:b@c"),
     ],
 )
 def test_a_password_is_masked(url: str, shown: str) -> None:

@@ -205,9 +205,9 @@ class Bulk:
         if self._shown <= MAX_SHOWN:
             unreadable = isinstance(exc, msgspec.DecodeError) and not isinstance(exc, msgspec.ValidationError)
             words = "not valid JSON" if unreadable else "refused"
-            print(f"line {number}: {words}: {exc}", file=sys.stderr)
+            _tell(f"line {number}: {words}: {exc}")
         elif self._shown == MAX_SHOWN + 1:
-            print(f"more than {MAX_SHOWN} lines were refused; the others are only counted", file=sys.stderr)
+            _tell(f"more than {MAX_SHOWN} lines were refused; the others are only counted")
 
     # -- going on ----------------------------------------------------------------------------------
 
@@ -239,6 +239,11 @@ class Bulk:
     def _say_how_to_go_on(self) -> None:
         same = "the same command" if self._note is not None else f"--skip {self.done.lines}"
         say(f"cut short after line {self.done.lines}: {self.done.stored} enqueued; {same} goes on")
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # who stops listening does not mean the other lines
+        print(text, file=sys.stderr)
 
 
 async def _whole(step: Coroutine[Any, Any, None]) -> None:

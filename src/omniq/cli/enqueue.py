@@ -33,7 +33,7 @@ def enqueue_command(
     ] = None,
     group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="The group.")] = None,
     retries: Annotated[
-        int | None, typer.Option("--retries", metavar="N", min=0, help="How often a failed run is repeated.")
+        int | None, typer.Option("--retries", metavar="N", min=0, max=1_000_000, help="How often a failed run is repeated.")
     ] = None,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="DURATION", help="How long a run may take: 30s, 10m, 2h.")

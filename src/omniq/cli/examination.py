@@ -31,14 +31,13 @@ async def examine(store: str | None, repair: bool) -> list[Finding]:
     """Every check, in the order in which one would look."""
     settings, url = settings_and_url(store)
     oq = AsyncOmniQ.from_url(url, settings=settings)
-    await must_exist(oq, url, create=False)
-    place = _place(oq.storage)
     try:
+        await must_exist(oq, url, create=False)
         async with oq:
             found = await _look(oq.storage, repair)
     except StoreError as exc:
         found = [_closed(exc, oq.storage.capabilities.local)]
-    return [*found, *place]
+    return [*found, *_place(oq.storage)]
 
 
 async def _look(storage: BaseStorage, repair: bool) -> list[Finding]:
@@ -128,7 +127,7 @@ async def _orphans(storage: BaseStorage, repair: bool) -> list[Finding]:
     if not stuck:
         return [Finding(check="orphans", status="ok", message="every blocked task waits for one that has not ended")]
     told = ", ".join(stuck[:MAX_TOLD]) + (" …" if len(stuck) > MAX_TOLD else "")
-    message = f"{count(len(stuck), 'task')} wait for tasks that have ended: {told}"
+    message = f"{count(len(stuck), 'task waits', 'tasks wait')} for tasks that have ended or are gone: {told}"
     remedy = "omniq doctor --repair goes on with cascades that were cut short"
     if repair:
         remedy = "cancel them with omniq tasks cancel and enqueue them anew"

@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 
 class Missing(OmniQError):
-    """There is no such queue or group."""
+    """There is no such store, queue or group."""
 
 
 class Quiet(TyperGroup):
@@ -41,6 +41,9 @@ class Quiet(TyperGroup):
 
 def run_app(app: typer.Typer) -> int:
     """Run the command line; the exit code. A mistake or a failing store is a sentence on stderr, never a traceback."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed before we began: nobody wants to hear
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the program runs
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail

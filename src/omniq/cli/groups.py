@@ -77,7 +77,9 @@ def set_limit_command(
     context: typer.Context,
     queue: QueueArgument,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of a group.")],
-    limit: Annotated[int, typer.Argument(metavar="N", min=1, help="How many tasks of the group may run at once.")],
+    limit: Annotated[
+        int, typer.Argument(metavar="N", min=1, max=1_000_000, help="How many tasks of the group may run at once.")
+    ],
     new: Annotated[bool, typer.Option("--new", help="Also for a group that has had no task yet.")] = False,
     store: StoreOption = None,
 ) -> None:

@@ -23,5 +23,5 @@ def import_modules(modules: Sequence[str]) -> None:
                     f"no module {module!r}: give it as in 'import {module}', from the folder where that works"
                 ) from exc
             raise ConfigError(f"module {module!r} cannot be imported: {exc}") from exc
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:  # a script that ends when it is imported
             raise ConfigError(f"module {module!r} cannot be imported: {type(exc).__name__}: {exc}") from exc

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from omniq.cli.output import JsonOption, print_json, print_line, print_table
+from omniq.cli.output import AfterOption, JsonOption, LimitOption, next_page, print_json, print_line, print_table
 from omniq.cli.stores import StoreOption, opened, run
 from omniq.cli.values import short
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of a queue.")]
 
 
-def queues_command(json: JsonOption = False, store: StoreOption = None) -> None:
+def queues_command(
+    limit: LimitOption = 50, after: AfterOption = None, json: JsonOption = False, store: StoreOption = None
+) -> None:
     """Show what each queue holds, and how fast tasks come and go.
 
     A number per state, the oldest task that waits, whether the queue is paused. Rates are tasks per second,
@@ -32,12 +34,15 @@ def queues_command(json: JsonOption = False, store: StoreOption = None) -> None:
     async def work() -> None:
         async with opened(store) as oq:
             counts, rates, now = await oq.counts(), await read_rates(oq.storage), oq.storage.clock()
+        counts = sorted((c for c in counts if after is None or c.queue > after), key=lambda c: c.queue)
+        counts, more = counts[:limit], len(counts) > limit
         if json:
             print_json([_fields(c, rates) for c in counts])
         elif counts:
             print_table(COLUMNS, [row(c, rates, now) for c in counts])
         else:
-            print_line("no queues yet")
+            print_line("no queues yet" if after is None else "no more queues")
+        next_page(counts[-1].queue if more else None)
 
     run(work)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from omniq.errors import StoreUnavailable
+from omniq.cli.exits import Missing
 
 if TYPE_CHECKING:
     from omniq.config import Settings
@@ -21,7 +21,8 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="URL",
-        help="Which store: sqlite:///omniq.db, file:///folder. Default: the OMNIQ_… variables, else sqlite:///omniq.db.",
+        help="Which store: sqlite:///omniq.db, file:///folder, redis://host/0. Default: the OMNIQ_… variables, else"
+        " sqlite:///omniq.db.",
         show_default=False,
     ),
 ]
@@ -59,9 +60,10 @@ async def must_exist(oq: AsyncOmniQ, url: str, create: bool) -> None:
 
     shown = mask(url)
     if oq.storage.capabilities.durability == "none" and oq.storage.capabilities.local:
-        raise StoreUnavailable(f"{shown} lives inside one process, where no command can see it; name a durable store")
+        raise Missing(f"{shown} lives inside one process, where no command can see it; name a durable store")
     if not create and not await oq.storage.exists():
-        raise StoreUnavailable(f"no store at {shown}: check --store and the OMNIQ_… variables (enqueue and worker make one)")
+        await oq.close()
+        raise Missing(f"no store at {shown}: check --store and the OMNIQ_… variables (enqueue, worker and serve make one)")
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

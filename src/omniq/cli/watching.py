@@ -22,6 +22,7 @@ from omniq.core import AsyncOmniQ
 from omniq.errors import OmniQError
 from omniq.models import State, Task
 from omniq.operations import Filter, QueueCounts, WorkerInfo
+from omniq.racing import first
 from omniq.storage.base import BaseStorage
 from omniq.storage.url import mask
 
@@ -50,14 +51,18 @@ async def watch(store: str | None, pause_s: float) -> None:
         raise eye.error or OmniQError(view.away)
     woken, leaving = asyncio.Event(), asyncio.Event()
     console = Console()
+
+    async def look() -> None:
+        nonlocal view
+        view = await eye.look()
+
     with _keys(woken, leaving), Live(draw(view, console.size), console=console, screen=True, auto_refresh=False) as live:
         while not leaving.is_set():
             live.update(draw(view, console.size), refresh=True)
             woken.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(woken.wait(), pause_s)
-            if not leaving.is_set():
-                view = await eye.look()
+            await first(look(), leaving.wait())  # a store that does not answer keeps nobody here
     await eye.close()
 
 

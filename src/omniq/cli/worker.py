@@ -21,7 +21,7 @@ def worker_command(
         typer.Option("--queues", metavar="A,B", help="Queues to serve, in this order. Default: all.", show_default=False),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, help="How many tasks run at once, per process.")
+        int, typer.Option("--concurrency", metavar="N", min=1, max=10_000, help="How many tasks run at once, per process.")
     ] = 10,
     processes: Annotated[
         int,

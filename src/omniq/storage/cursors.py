@@ -19,7 +19,7 @@ def decode_cursor(cursor: str | None) -> int | None:
         return None
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
-        if not text.startswith("s") or not text[1:].isascii() or not text[1:].isdigit():
+        if not text.startswith("s") or not text[1:].isascii() or not text[1:].isdigit() or int(text[1:]) >= 1 << 63:
             raise ValueError(text)
         return int(text[1:])
     except (ValueError, binascii.Error) as exc:

@@ -102,6 +102,10 @@ class RedisStorage(BaseStorage):
 
     # -- life --------------------------------------------------------------------------------------
 
+    async def exists(self) -> bool:
+        self._check_open()
+        return bool(await self._client.command("HEXISTS", INFO, "store_id"))
+
     async def open(self) -> None:
         self._check_open()
         if self._store_id:

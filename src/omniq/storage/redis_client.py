@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import importlib.resources
 import os
+import re
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
@@ -107,7 +108,7 @@ class Target:
         if len(self.hosts) > 1 and not (self.cluster or self.sentinel):
             raise ConfigError(f"storage URL {mask(url)!r} names several hosts: add ?cluster=1 or ?sentinel=name")
         path = parts.path.strip("/")
-        if path and not path.isdigit():
+        if path and not re.fullmatch(r"[0-9]{1,9}", path):
             raise ConfigError(f"storage URL {mask(url)!r}: the path is the number of a database, as in redis://host:6379/0")
         self.db = int(path or 0)
         if self.cluster and self.db:
@@ -140,12 +141,17 @@ def _hosts(netloc: str) -> str:
     return netloc.rpartition("@")[2] or "localhost"
 
 
+_HOST = re.compile(r"(\[[^][]+\]|[^][:]*)(?::([0-9]{1,9}))?")
+
+
 def _host(text: str, port: int, url: str) -> tuple[str, int]:
-    name, _, number = text.rpartition(":") if text.rpartition(":")[2].isdigit() else (text, "", "")
-    name = (name or "localhost").strip("[]")
-    if not name:
-        raise ConfigError(f"storage URL {mask(url)!r} names no host")
-    return name, int(number or port)
+    found = _HOST.fullmatch(text)
+    number = port if found is None else int(found[2] or port)
+    if found is None or number > 65535:
+        raise ConfigError(
+            f"storage URL {mask(url)!r}: write a host as name:6379 or [address]:6379, and / ? # of a password as %2F %3F %23"
+        )
+    return found[1].strip("[]") or "localhost", number
 
 
 def slot_of(queue: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -25,6 +26,12 @@ def open_url(url: str, options: dict[str, Any]) -> Any:
     scheme = url.partition(":")[0]
     if scheme not in DRIVERS:
         raise ConfigError(f"storage URL {mask(url)!r}: unknown scheme {scheme!r}; use one of {KNOWN}")
+    try:
+        urlsplit(url)
+    except ValueError as exc:
+        raise ConfigError(f"storage URL {mask(url)!r}: {exc}; use one of {KNOWN}") from None
+    if "\0" in unquote(url):
+        raise ConfigError(f"storage URL {mask(url)!r}: a name cannot have a NUL in it")
     if scheme == "sqlite":
         given = {"path": sqlite_path(url), **local_options(url)}
     elif scheme == "file":
@@ -41,7 +48,8 @@ def sqlite_path(url: str) -> str:
     """`sqlite:///x.db` is relative to the working folder, `sqlite:////x.db` absolute, `sqlite://` and `:memory:` in memory."""
     parts = urlsplit(url)
     if parts.netloc:
-        raise ConfigError(f"storage URL {url!r} names a host; write sqlite:///{parts.netloc}{parts.path} with three slashes")
+        wanted = parts.netloc.rpartition("@")[2] + parts.path
+        raise ConfigError(f"storage URL {mask(url)!r} names a host; write sqlite:///{wanted} with three slashes")
     if parts.path and not parts.path.startswith("/"):
         raise ConfigError(f"storage URL {url!r}: write sqlite:///{parts.path} with three slashes (four for an absolute path)")
     path = unquote(parts.path)[1:]
@@ -59,8 +67,10 @@ def file_path(url: str) -> str:
     """`file:///x` is the absolute folder `/x`, `file:x` the folder `x` of the working folder."""
     parts = urlsplit(url)
     if parts.netloc:
-        wanted = parts.netloc + parts.path
-        raise ConfigError(f"storage URL {url!r} names a host; write file:///{wanted} (absolute) or file:{wanted} (relative)")
+        wanted = parts.netloc.rpartition("@")[2] + parts.path
+        raise ConfigError(
+            f"storage URL {mask(url)!r} names a host; write file:///{wanted} (absolute) or file:{wanted} (relative)"
+        )
     path = unquote(parts.path)
     if not path.strip("/"):
         raise ConfigError(f"storage URL {url!r} names no folder; write file:///absolute/folder or file:relative/folder")
@@ -95,8 +105,8 @@ _WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 
 
 def mask(url: str) -> str:
-    """The URL without its password, fit for a log line."""
-    parts = urlsplit(url)
-    if not parts.password:
-        return url
-    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()
+    """The URL without its password, fit for a log line; also where characters of it are missing their percent-encoding."""
+    return _PASSWORD.sub(r"\1***@", url, count=1)
+
+
+_PASSWORD = re.compile(r"(://[^/?#@:]*:).+@", re.DOTALL)
