@@ -1,12 +1,15 @@
 """Events of a lake's tests, written by hand: `Life` tells what a store would have written of one task."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# The history that tests share: how many days from which on, and what a function of it is called.
+FIRST, DAYS = date(2026, 1, 5), 3
+EVIL = "shop</code><script>alert(1)</script>$x^2$"
 START = datetime(2026, 3, 1, 10, 0, tzinfo=UTC)
 _STATUS = {
     "enqueued": "PENDING",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.slow
 def test_executors_of_the_same_environment_show_no_difference(spark: "SparkSession") -> None:
     seen = look_around(spark)
     assert len(seen.hosts) == 1

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DAY = 86_400.0
+
+pytestmark = pytest.mark.slow  # many builds
+
 BAD: list[dict[str, Any]] = [
     {"event": "exploded"},
     {"task_id": None},

@@ -1,20 +1,18 @@
 """The report of a lake: one page that needs nothing but itself, whatever names and errors the tasks had."""
 
+import json
 import re
 import shutil
 import subprocess
-from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+from typer.testing import CliRunner
 
+from omniq.cli.app import app
 from omniq.errors import LakeError
-from omniq.spark.lake.bronze import take_in
-from omniq.spark.lake.build import build
-from omniq.spark.lake.generator import history
 from omniq.spark.lake.layout import Lake
 from omniq.spark.lake.reporting import report
 
@@ -30,7 +28,6 @@ SECTIONS = [
     "Groups at their limit",
     "Slots: forecast against capacity",
 ]
-EVIL = "shop</code><script>alert(1)</script>$x^2$"
 
 
 class _Page(HTMLParser):
@@ -52,18 +49,15 @@ class _Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    room = tmp_path_factory.mktemp("report")
-    lake = Lake.init(room / "lake")
-    events = history(spark, events=4_000, days=3, start=date(2026, 3, 2)).withColumn(
-        "name", F.when(F.col("name") == "shop.orders.charge", F.lit(EVIL)).otherwise(F.col("name"))
-    )
-    take_in(lake, events, stream="s", batch=0)
-    build(spark, lake)
-    made = report(spark, lake, room / "out" / "report.html", title="The shop & co")
-    assert made.tasks == lake.table(spark, "tasks").count()
-    assert made.findings
-    return Path(made.path)
+def written(spark: SparkSession, built: Lake, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    page = tmp_path_factory.mktemp("report") / "out" / "report.html"
+    words = ["lake", "report", "--lake", str(built.path), "--out", str(page), "--title", "The shop & co", "--json"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    made = json.loads(done.stdout)
+    assert made["path"] == str(page)
+    assert made["tasks"] == built.manifest("tasks").rows
+    assert made["findings"]
+    return page
 
 
 def test_the_page_has_every_section_and_a_picture_in_most(written: Path) -> None:

@@ -38,6 +38,7 @@ def module(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in SPARK if page not in BY_THEMSELVES], ids=pages.name)
 def test_the_code_of_a_page_runs_on_the_session_of_the_tests(page: Path, module: types.ModuleType) -> None:
     runner = pages.Runner(module)

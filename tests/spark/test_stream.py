@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import redis_server
 from support.redis_server import Server
-from support.spark_stores import KINDS, empty, enqueue
+from support.spark_stores import empty, enqueue
 
 import omniq.spark
 from omniq.errors import EventsLost, Invalid
@@ -38,7 +38,7 @@ def take(stream: "DataFrame", folder: Path) -> tuple[list[tuple[str, int]], list
     return found, [progress for progress in query.recentProgress if progress["numInputRows"]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("file", marks=pytest.mark.slow), "redis"])
 def test_a_stream_goes_on_where_its_checkpoint_says(spark: "SparkSession", tmp_path: Path, server: Server, kind: str) -> None:
     url = empty(kind, tmp_path, server)
     shard = "default" if kind == "redis" else ""

@@ -36,6 +36,10 @@ EVERYWHERE: dict[str, str] = {
 # first for a reason to reserve little room for compiled code; when that is full it compiles nothing any more.
 FAST_START = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 
+# Each function of a query would ask Java several times where it was called from, to name the line if it fails: half the time
+# that a short query takes to be made.
+NO_CALL_SITES = {"spark.python.sql.dataFrameDebugging.enabled": "false"}
+
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -52,6 +56,8 @@ def settings(
     if cores := local_cores(master):
         # Each of Spark's 200 costs time even when it is empty.
         found |= {"spark.sql.shuffle.partitions": str(2 * cores), "spark.sql.warehouse.dir": (folder / "warehouse").as_uri()}
+    if fast_start:
+        found |= NO_CALL_SITES
     given = {name: str(value) for name, value in (conf or {}).items()}
     java = java_options(folder, fast_start)
     return found | given | {JAVA_OPTIONS: f"{java} {given[JAVA_OPTIONS]}" if JAVA_OPTIONS in given else java}
