@@ -2,7 +2,7 @@
 # tests wait more than they compute).
 PYTHON ?= python3
 ROUNDS ?= 20
-JOBS ?= 3
+JOBS ?= 4
 
 BIN := .venv/bin
 # Names the interpreter's version and this folder, because a virtual environment fits one of each.
@@ -36,10 +36,10 @@ check: setup ## format, lint, types, import layers, docs
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
 	@echo "pyright"; PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 	@echo "lint-imports"; $(BIN)/lint-imports --no-logo
-	@echo "mkdocs build --strict"; NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir .venv/site-check
+	@echo "mkdocs build --strict"; NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .venv/site-check
 
 docs: setup ## build the documentation into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 bench: setup ## run the benchmarks

@@ -67,6 +67,8 @@ def _times(axes: Axes) -> None:
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     axes.margins(x=0.01)
+    if axes.dataLim.width * 1440 < 1:  # a single moment: without a span of ours its axis would show years
+        axes.set_xlim(axes.dataLim.x0 - 1 / 48, axes.dataLim.x0 + 1 / 48)
 
 
 def _durations(axes: Axes) -> None:
@@ -145,19 +147,20 @@ def failures(figures: Figures) -> str:
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        bottom = np.zeros(len(days))
+        places, bottom = np.arange(len(days)), np.zeros(len(days))
         colours = mpl.color_sequences["tab10"]
         for number, cluster in enumerate(top.itertuples()):
             mine = figures.failures_by_day[figures.failures_by_day["fingerprint"] == cluster.fingerprint]
             counted = mine.groupby("day")["failures"].sum()
             heights = np.array([float(counted.get(day, 0)) for day in days])
             label = f"{cluster.name.rpartition(':')[2]}: {cluster.error_type}"
-            axes.bar([str(day) for day in days], heights, 0.6, bottom, color=colours[number], label=_short(label, 38))
+            axes.bar(places, heights, 0.6, bottom, color=colours[number], label=_short(label, 38))
             bottom = bottom + heights
         axes.set_ylabel("failed runs per day")
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.margins(x=max(0.05, 0.6 - len(days) / 10))
-        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+        shown = places[:: -(-len(days) // 10) or 1]
+        axes.set_xticks(shown, [str(days[place]) for place in shown])
         figure.legend(loc="outside upper left", ncols=3)
 
     return draw("failures", paint)
