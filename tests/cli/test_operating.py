@@ -185,9 +185,7 @@ def assert_alike(ours: object, theirs: object, finest_us: int) -> None:
 
 
 @pytest.mark.usefixtures("redis_server")
-@pytest.mark.parametrize(
-    ("source", "destination"), [("sqlite", "redis"), ("redis", "file"), ("file", "sqlite")]
-)
+@pytest.mark.parametrize(("source", "destination"), [("sqlite", "redis"), ("redis", "file"), ("file", "sqlite")])
 def test_a_store_moves_to_another_kind(shells: Callable[..., Shell], source: str, destination: str) -> None:
     sh = shells(source)
     done, failed = sh.enqueue("jobs:add", "[2, 3]"), sh.enqueue("jobs:boom", "--retries", "0")

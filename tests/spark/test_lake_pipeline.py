@@ -85,7 +85,6 @@ def listening(pid: int) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.costly
 @pytest.mark.timeout(1200)
 def test_the_project_runs_on_the_loopback_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     project = tmp_path / "history"
