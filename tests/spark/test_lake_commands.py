@@ -137,13 +137,13 @@ def test_bad_input_gets_a_sentence(
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_prints_the_rows_and_nothing_else(room: Path) -> None:
-    store = f"sqlite:///{room / 'shop.db'}"
+def test_a_process_of_its_own_prints_the_rows_and_nothing_else(room: Path, tmp_path: Path) -> None:
+    store, lake = f"sqlite:///{room / 'shop.db'}", asked("init", "--lake", str(tmp_path / "lake")).stdout.split()[-1]
     command = [sys.executable, "-m", "omniq", "lake"]
     for words in (["ingest", "--store", store], ["build"]):
-        subprocess.run([*command, *words, "--lake", str(room / "lake")], check=True, capture_output=True, timeout=300)
+        subprocess.run([*command, *words, "--lake", lake], check=True, capture_output=True, timeout=300)
     query = "SELECT sum(runs) AS n, max(run_p95_ms) > 0 AS slow FROM func_hour"
-    words = ["query", "--lake", str(room / "lake"), query, "--json"]
+    words = ["query", "--lake", lake, query, "--json"]
     done = subprocess.run([*command, *words], check=True, capture_output=True, text=True, timeout=300)
     assert json.loads(done.stdout) == [{"n": 9, "slow": True}]
     assert done.stderr == ""
