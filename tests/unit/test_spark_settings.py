@@ -52,6 +52,13 @@ def test_a_local_session_has_two_partitions_per_core_and_its_own_warehouse() -> 
     assert EVERYWHERE.items() <= found.items()
 
 
+def test_only_a_session_for_short_runs_goes_without_the_lines_of_a_program() -> None:
+    name = "spark.python.sql.dataFrameDebugging.enabled"
+    assert settings("local[2]", HERE, fast_start=True)[name] == "false"
+    assert name not in settings("local[2]", HERE)
+    assert settings("local[2]", HERE, fast_start=True, conf={name: "true"})[name] == "true"
+
+
 def test_a_cluster_keeps_its_own_addresses_partitions_and_warehouse() -> None:
     found = settings("spark://10.0.0.5:7077", HERE)
     assert not {"spark.driver.host", "spark.driver.bindAddress", "spark.sql.shuffle.partitions"} & found.keys()
