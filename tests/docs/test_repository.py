@@ -8,10 +8,13 @@ import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from support.browser import browse
 
 import omniq
+from omniq.config import Backend
 
 # Split, so that this file does not contain what it looks for.
 FORBIDDEN = {
@@ -81,6 +84,31 @@ def test_every_page_is_in_the_navigation(repository: Path) -> None:
     assert sorted(re.findall(r"(\S+\.md)$", navigation, re.MULTILINE)) == pages
 
 
+def test_the_home_page_leads_to_every_page_but_those_of_single_commands(repository: Path) -> None:
+    docs = repository / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md"}
+    linked = set(re.findall(r"\]\(([\w/.-]+\.md)\)", (docs / "index.md").read_text()))
+    assert {page for page in pages - linked if not page.startswith("reference/cli/")} == set()
+
+
+def test_the_readme_says_how_to_install_what_most_users_need(repository: Path) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"].keys()
+    named = set(re.findall(r"pip install '\.\[(\w+)\]'", (repository / "README.md").read_text()))
+    assert {"redis", "spark", "all"} <= named <= extras
+
+
+def test_every_store_is_named_where_the_product_is_described(repository: Path) -> None:
+    backends = {word.lower() for word in get_args(Backend)}
+    told = {"sqlite": "sqlite", "file": "folder", "redis": "redis", "memory": "memory"}
+    assert told.keys() == backends
+    for name in ("README.md", "mkdocs.yml", "pyproject.toml", "docs/index.md"):
+        text = (repository / name).read_text()[:2000].lower()
+        assert [word for word in told.values() if word not in text] == [], name
+    setting = next(row for row in (repository / "docs/how-to/settings.md").read_text().splitlines() if "`OMNIQ_BACKEND`" in row)
+    assert [name for name in backends if f"`{name}`" not in setting] == []
+
+
 class Assets(HTMLParser):
     """Collects the address of everything that a browser would load by itself."""
 
@@ -104,10 +132,23 @@ def foreign_assets(site: Path) -> Iterator[str]:
         yield from (f"{sheet.name}: {found}" for found in imported.findall(sheet.read_text()))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs, from the extra dev")
-def test_the_site_loads_nothing_from_another_host(repository: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+@pytest.fixture(scope="module")
+def site(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("needs mkdocs, from the extra dev")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     built = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    assert (tmp_path / "index.html").is_file()
-    assert list(foreign_assets(tmp_path)) == []
+    return folder
+
+
+def test_the_site_loads_nothing_from_another_host(site: Path) -> None:
+    assert (site / "index.html").is_file()
+    assert list(foreign_assets(site)) == []
+
+
+def test_a_page_opened_from_the_disk_can_search(site: Path, tmp_path: Path) -> None:
+    address = (site / "how-to" / "workers.html").as_uri() + "?q=heartbeat"
+    page = browse(address, tmp_path, "--virtual-time-budget=10000", "--dump-dom")
+    assert re.search(r"md-search-result__meta[^>]*>\s*\d+ matching documents", page)
