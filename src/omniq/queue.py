@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -44,10 +46,13 @@ from omniq.operations import (
     Retry,
 )
 from omniq.policy import after_failure, next_run, parse_backoff
+from omniq.script import MAIN
 from omniq.serialization import Serializer, make_serializer
 from omniq.storage.base import BaseStorage
 from omniq.tasks import NO_OPTIONS, Callee, OptionFields, Options, callee, make_options
 from omniq.translate import encode_call, event_of, fingerprint, result_of, task_of
+
+log = logging.getLogger("omniq.queue")
 
 ROWS_PER_TRANSACTION = 1000
 MAX_TEMPLATES = 10_000
@@ -90,6 +95,10 @@ class AsyncTaskQueue:
         own = options
         options = options.over(func.options)
         fields = self._fields(func.name, options)
+        if own.group_limit is not UNSET and fields["group"] is None:
+            raise Invalid(f"group_limit={own.group_limit!r} without a group: give group=… too, whose tasks it limits")
+        if func.name.startswith(f"{MAIN}:") and self.storage.capabilities.durability != "none":
+            _warn_of_main(func.name)
         own_id = _set(options.task_id, None)
         if own_id is not None:
             check_id(own_id)
@@ -100,7 +109,7 @@ class AsyncTaskQueue:
 
         def make(args: Sequence[Any], kwargs: dict[str, Any]) -> Enqueue:
             func.check(args, kwargs)
-            payload = encode_call(args, kwargs, serializer)
+            payload = encode_call(args, kwargs, serializer, func.parameters)
             mark = fingerprint(payload, *body) if wants_hash else ""
             return Enqueue(id=own_id or new_id(), payload=payload, fingerprint=mark, **fields)
 
@@ -331,6 +340,11 @@ class Batch:
         made = [_make_row(make, row) for row in rows]
         self.operations += made
         return [op.id for op in made]
+
+
+@functools.lru_cache(maxsize=1024)  # once for each function
+def _warn_of_main(name: str) -> None:
+    log.warning("only a worker in this process can run %s: move it into a module that other workers can import", name)
 
 
 def with_schedule(options: Options, eta: datetime | timedelta | None, interval: timedelta | float | None) -> Options:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import logging
 import math
+import os
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import msgspec
@@ -29,7 +30,19 @@ class Serializer(Protocol):
     def decode(self, data: bytes) -> Any: ...
 
 
-_encoder = msgspec.json.Encoder()
+def _refuse(value: Any) -> Any:
+    """Says what to do with values that people often pass."""
+    kind = type(value).__name__
+    if isinstance(value, os.PathLike):
+        raise TypeError(f"{kind} is a path: pass str(path)")
+    if callable(getattr(value, "model_dump", None)):
+        raise TypeError(f"{kind} is a pydantic model: pass model.model_dump(mode='json')")
+    if callable(getattr(value, "tolist", None)):
+        raise TypeError(f"{kind} is of NumPy or pandas: pass value.tolist()")
+    raise TypeError(f"JSON has nothing for an object of type {kind}")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_refuse)
 _decoder = msgspec.json.Decoder()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -15,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from omniq.errors import Invalid, OmniQError
 from omniq.models import Schedule, check_name, check_queue
+from omniq.script import MAIN, loaded, module_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,6 +112,8 @@ class TaskFunction(Generic[P, R]):
     def enqueue(self, oq: _Door, /, *args: P.args, **kwargs: P.kwargs) -> str: ...
     def enqueue(self, oq: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Enqueue a call of this task on `oq`; the id, or an awaitable of it on an `AsyncOmniQ`."""
+        if not hasattr(oq, "enqueue_call"):
+            raise TypeError(f"{self.name}: give the queue first, enqueue(oq, …), an OmniQ; not {type(oq).__name__}")
         return oq.enqueue_call(self, args, kwargs, NO_OPTIONS)
 
     def __repr__(self) -> str:
@@ -135,7 +140,7 @@ def task(func: Callable[..., Any] | None = None, /, *, name: str | None = None, 
         made = TaskFunction(f, name or func_path(f), fixed)
         check_name(made.name)
         there = REGISTRY.get(made.name)
-        if there is not None and (there.func.__module__, there.func.__qualname__) != (f.__module__, f.__qualname__):
+        if there is not None and (module_of(there.func), there.func.__qualname__) != (module_of(f), f.__qualname__):
             raise Invalid(f"task name {made.name!r} is taken by {there.func.__module__}:{there.func.__qualname__}")
         REGISTRY[made.name] = made
         return made
@@ -166,7 +171,7 @@ def handler(queue: str) -> Callable[[F], F]:
 
 def func_path(func: Callable[..., Any]) -> str:
     """`module:qualname` of a function that can be found again by that path; anything else is refused with what to do."""
-    module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
+    module, name = module_of(func), getattr(func, "__qualname__", None)
     shown = name or repr(func)
     if not module or not name or inspect.ismethod(func):
         raise Invalid(f"{shown} has no path that a worker could import: enqueue a plain function of a module")
@@ -180,18 +185,21 @@ def func_path(func: Callable[..., Any]) -> str:
 class Callee:
     """A function as the enqueuing side knows it: its name, its own options, and a check of the arguments."""
 
-    __slots__ = ("_least", "_most", "_signature", "name", "options")
+    __slots__ = ("_least", "_most", "_signature", "name", "options", "parameters")
 
     def __init__(self, name: str, options: Options, func: Callable[..., Any] | None) -> None:
         self.name, self.options = name, options
         self._signature: inspect.Signature | None = None
         self._least, self._most = 0, -1
+        self.parameters: tuple[str, ...] = ()  # those that are given by their place
         if func is not None:
             try:
                 self._signature = inspect.signature(func)
             except (TypeError, ValueError):  # some built-ins have none
                 return
             self._least, self._most = _positional_range(self._signature)
+            known = self._signature.parameters.values()
+            self.parameters = tuple(p.name for p in known if p.kind <= p.POSITIONAL_OR_KEYWORD)
 
     def check(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise `TypeError` for arguments that the function would refuse."""
@@ -200,7 +208,23 @@ class Callee:
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise TypeError(f"{self.name}: {exc}") from None
+            raise TypeError(f"{self.name}: {self._mistyped(kwargs) or exc}") from None
+
+    def _mistyped(self, kwargs: dict[str, Any]) -> str | None:
+        """Names the keyword that the function does not have: Python complains of the argument that is missing instead."""
+        assert self._signature is not None
+        known = self._signature.parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in known):
+            return None
+        names = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        unknown = next((name for name in kwargs if name not in names), None)
+        if unknown is None:
+            return None
+        if unknown in Options.__struct_fields__:
+            return f"{unknown!r} is an option of the task, not an argument of its function: give it to options({unknown}=…)"
+        near = difflib.get_close_matches(unknown, names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names) or 'none'}"
+        return f"got an unexpected keyword argument {unknown!r}; {hint}"
 
 
 def _positional_range(signature: inspect.Signature) -> tuple[int, int]:
@@ -223,13 +247,31 @@ def callee(func: Callable[..., Any] | str | TaskFunction[..., Any]) -> Callee:
         known = REGISTRY.get(func)
         if known is None:
             check_name(func)
+            _check_path(func)
             return Callee(func, NO_OPTIONS, None)
         func = known
     if isinstance(func, TaskFunction):
         return _callee_of_task(cast("TaskFunction[..., Any]", func))
     if not callable(func):
-        raise TypeError(f"cannot enqueue {func!r}: give a function or 'module:callable'")
+        if inspect.iscoroutine(func):
+            func.close()  # nobody will await it
+        raise TypeError(f"cannot enqueue {func!r}: give the function itself, without calling it, or 'module:callable'")
     return _callee_of_function(func)
+
+
+_NOT_IN_NAMES = re.compile(r"[\s()\[\]{}<>,;!?\"']")
+
+
+def _check_path(name: str) -> None:
+    """Refuse a text that no worker will find a function by."""
+    if name.startswith(f"{MAIN}:"):
+        raise Invalid(f"{name!r}: a worker cannot import {MAIN}; name the module as another program imports it")
+    if _NOT_IN_NAMES.search(name):
+        shown = name if len(name) <= 60 else name[:60] + "…"
+        raise Invalid(
+            f"no task {shown!r} is registered here, and it is no 'module:callable'; if a function returned it, enqueue the "
+            "function itself: enqueue(f, …) instead of enqueue(f(…))"
+        )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -289,10 +331,10 @@ class Resolver:
                 f"({module_name}; allowed now: {allowed})"
             )
         try:
-            target: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
+            target: Any = loaded(module_name) or importlib.import_module(module_name)
             for part in qualname.split("."):
                 target = getattr(target, part)
-                if self._allow is not None and getattr(target, "__module__", None) != module_name:
+                if self._allow is not None and module_of(target) != module_name:
                     raise NotRunnable(
                         f"this worker may not run {path!r}: it is not defined in {module_name}, only imported there"
                     )

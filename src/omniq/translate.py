@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -29,9 +30,25 @@ PAYLOAD_ONLY = "*"  # the name of a task that has none, as clients of the contra
 TCP = "tcp"  # the origin of tasks that came over the line protocol
 
 
-def encode_call(args: Any, kwargs: dict[str, Any], serializer: Serializer) -> bytes:
-    """The payload of a Python call. JSON reads `{"args": […], "kwargs": {…}}`, which any client can show or write."""
-    return serializer.encode({"args": args, "kwargs": kwargs})
+def encode_call(args: Any, kwargs: dict[str, Any], serializer: Serializer, parameters: Sequence[str] = ()) -> bytes:
+    """The payload of a Python call. JSON reads `{"args": […], "kwargs": {…}}`, which any client can show or write.
+
+    Raises `SerializationError` that names the argument, by its place or, where the parameters are known, by its name.
+    """
+    try:
+        return serializer.encode({"args": args, "kwargs": kwargs})
+    except SerializationError:
+        _encode_each(args, kwargs, serializer, parameters)
+        raise
+
+
+def _encode_each(args: Any, kwargs: dict[str, Any], serializer: Serializer, parameters: Sequence[str]) -> None:
+    names = [parameters[n] if n < len(parameters) else n + 1 for n in range(len(args))]
+    for name, value in [*zip(names, args, strict=True), *kwargs.items()]:
+        try:
+            serializer.encode(value)
+        except SerializationError as exc:
+            raise SerializationError(f"argument {name!r}: {exc}") from exc
 
 
 def decode_call(task: Record, serializer: Serializer) -> Call:

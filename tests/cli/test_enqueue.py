@@ -65,6 +65,13 @@ def test_an_imported_module_brings_the_options_of_its_tasks_and_checks_arguments
     assert "send-mail: missing a required argument: 'to'" in wrong.sentence()
 
 
+def test_a_name_that_nobody_imported_is_stored_with_a_note_that_its_options_are_unknown(sh: Shell) -> None:
+    done = sh.ok("enqueue", "send-mail", '["ada"]')
+    assert "'send-mail' is not registered here" in done.sentence()
+    assert "--import MODULE" in done.err
+    assert (task_of(sh, done.last).queue, task_of(sh, done.last).max_retries) == ("default", 3)
+
+
 def test_the_environment_names_the_store_and_the_option_wins(sh: Shell) -> None:
     inside = sh.folder / "inside.db"
     sh.ok("enqueue", "jobs:add", "[1]", store=False, OMNIQ_DB_URL=f"sqlite:///{inside}")

@@ -114,6 +114,10 @@ def test_a_module_that_cannot_be_imported_ends_with_2(sh: Shell, options: list[s
     broken = sh("worker", "broken", *options)
     assert broken.code == 2
     assert "module 'broken' cannot be imported: ZeroDivisionError: division by zero" in broken.err
+    for file, name in (("./tools/slow.py", "tools.slow"), ("jobs.py", "jobs"), ("typo.py", "typo")):
+        mistaken = sh("worker", file, *options)
+        assert mistaken.code == 2
+        assert f"{file!r} names a file: give its module, like {name}" in mistaken.err
     (sh.folder / "script.py").write_text("raise SystemExit(0)\n")
     script = sh("worker", "script", *options)
     assert script.code == 2

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support import jobs
 
-from omniq import AsyncOmniQ, AsyncWorkerPool, MemoryStorage, TaskStatus
+from omniq import AsyncOmniQ, AsyncWorkerPool, MemoryStorage, Task, TaskStatus
 from omniq.operations import Capabilities
 
 
@@ -16,7 +16,6 @@ from omniq.operations import Capabilities
         ("no.such.module:f", "import path"),
         ("support.jobs:no_such", "check the name"),
         ("never_registered", "@omniq.task"),
-        ("__main__:gone", "move it into a module"),
         ("support.jobs:not_callable", "not a function"),
     ],
 )
@@ -27,6 +26,17 @@ def test_a_function_that_cannot_be_found_is_a_failed_task_that_says_what_to_do(o
         assert result.status is TaskStatus.FAILED
         assert result.attempts == 1
         assert advice in result.error.message
+
+    asyncio.run(body())
+
+
+def test_a_path_into_another_program_is_a_failed_task_that_says_what_to_do(oq: AsyncOmniQ) -> None:
+    async def body() -> None:
+        id = await oq.storage.enqueue(Task(id="t", func_path="__main__:gone"))
+        async with await oq.worker():
+            result = await oq.get_result(id, wait=True, timeout=5)
+        assert result.status is TaskStatus.FAILED
+        assert "move it into a module" in result.error.message
 
     asyncio.run(body())
 

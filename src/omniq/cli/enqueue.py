@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from omniq.cli.exits import say
 from omniq.cli.output import compact_json, print_line
 from omniq.cli.result import WaitOption, WaitTimeoutOption, ended_or_not, tell, wait_seconds
 from omniq.cli.stores import StoreOption, opened, run
@@ -78,6 +79,7 @@ def enqueue_command(
     waits = wait_seconds(wait, wait_timeout)
     import_modules(imports or ())
     options = _options(eta, queue, group, retries, timeout, idempotency_key)
+    _tell_of_unknown(func)
     if file is not None:
         from omniq.cli.bulk import enqueue_file
 
@@ -105,6 +107,16 @@ def enqueue_command(
     result = run(work)
     if result is not None:
         raise typer.Exit(tell(result))
+
+
+def _tell_of_unknown(name: str | None) -> None:
+    from omniq.tasks import REGISTRY
+
+    if name is not None and ":" not in name and name not in REGISTRY:
+        say(
+            f"{name!r} is not registered here: arguments are not checked, and options of the task itself do not hold; "
+            "name its module with --import MODULE for both"
+        )
 
 
 def _options(

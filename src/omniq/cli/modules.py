@@ -15,6 +15,7 @@ def import_modules(modules: Sequence[str]) -> None:
     if modules and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     for module in modules:
+        _refuse_file(module)
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as exc:
@@ -25,3 +26,10 @@ def import_modules(modules: Sequence[str]) -> None:
             raise ConfigError(f"module {module!r} cannot be imported: {exc}") from exc
         except (Exception, SystemExit) as exc:  # a script that ends when it is imported
             raise ConfigError(f"module {module!r} cannot be imported: {type(exc).__name__}: {exc}") from exc
+
+
+def _refuse_file(module: str) -> None:
+    bare = module.removesuffix(".py")
+    if "/" in module or (bare != module and not os.path.isdir(bare)):
+        name = bare.strip("./").replace("/", ".")
+        raise ConfigError(f"{module!r} names a file: give its module, like {name}, from the folder where 'import {name}' works")

@@ -1,0 +1,147 @@
+"""What people get wrong when they enqueue, and what they are told: the input by its name, and the next step."""
+
+import asyncio
+import dataclasses
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support import jobs
+
+import omniq
+from omniq import Invalid, MemoryStorage, OmniQ, SerializationError, SQLiteStorage
+from omniq.tasks import callee
+
+
+def greet(name: str, greeting: str = "Hello") -> str:
+    return f"{greeting}, {name}!"
+
+
+def files(first: Any, *others: Any, target: Any = None) -> None: ...
+
+
+@dataclasses.dataclass
+class Order:
+    folder: Path
+
+
+class Model:
+    """Looks like a model of pydantic."""
+
+    def model_dump(self, mode: str = "python") -> dict[str, Any]:
+        return {"mode": mode}
+
+
+class Array:
+    """Looks like an array of NumPy."""
+
+    def tolist(self) -> list[int]:
+        return [1]
+
+
+@pytest.fixture
+def oq() -> Iterator[OmniQ]:
+    with OmniQ(MemoryStorage()) as oq:
+        yield oq
+
+
+def test_enqueue_of_a_task_without_the_queue_says_what_comes_first() -> None:
+    with pytest.raises(TypeError, match=r"give the queue first, enqueue\(oq, …\), an OmniQ; not str"):
+        jobs.double.enqueue("x")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [
+        ({"nmae": "Ada"}, "unexpected keyword argument 'nmae'; did you mean 'name'"),
+        ({"name": "Ada", "colour": "red"}, "unexpected keyword argument 'colour'; it takes name, greeting"),
+        ({"name": "Ada", "eta": 5}, r"'eta' is an option of the task.*options\(eta=…\)"),
+        ({}, "missing a required argument: 'name'"),
+    ],
+)
+def test_a_keyword_that_the_function_does_not_have_is_named(oq: OmniQ, kwargs: dict[str, Any], told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        oq.options(max_retries=1).enqueue(greet, **kwargs)
+    assert oq.counts() == []
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "told"),
+    [
+        ((Path("a.txt"),), {}, r"argument 'first'.*path: pass str\(path\)"),
+        (("a", "b", {"deep": [Path("c")]}), {}, r"argument 3:.*pass str\(path\)"),
+        (("a",), {"target": Model()}, r"argument 'target'.*model_dump\(mode='json'\)"),
+        ((Array(),), {}, r"argument 'first'.*tolist\(\)"),
+        ((Order(Path("a")),), {}, r"argument 'first'.*pass str\(path\)"),
+        (("a",), {"target": object()}, "argument 'target'.*object of type object.*cloudpickle"),
+        ((float("nan"),), {}, "argument 'first'.*nan"),
+    ],
+)
+def test_an_argument_that_cannot_be_stored_is_named_with_what_to_do(
+    oq: OmniQ, args: tuple[Any, ...], kwargs: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(SerializationError, match=told):
+        oq.enqueue(files, *args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["Hello, Ada!", "f(x)", "two words", "jobs:f.<locals>.g"])
+def test_a_text_that_a_call_returned_is_not_taken_for_a_task(oq: OmniQ, name: str) -> None:
+    with pytest.raises(Invalid, match=r"no task .* is registered here.*enqueue\(f, …\)"):
+        oq.enqueue(name)
+
+
+def test_a_registered_name_may_hold_anything(oq: OmniQ) -> None:
+    made = omniq.task(name="say: hello, world!")(jobs.add)
+    try:
+        assert oq.get_task(oq.enqueue("say: hello, world!", 1)).func_path == made.name
+    finally:
+        del omniq.tasks.REGISTRY[made.name]
+
+
+def test_the_call_of_an_async_function_is_not_taken_for_the_function() -> None:
+    with pytest.raises(TypeError, match="without calling it"):
+        callee(asyncio.sleep(0))  # type: ignore[arg-type]
+
+
+def test_a_path_into_main_is_refused(oq: OmniQ) -> None:
+    with pytest.raises(Invalid, match="name the module as another program imports it"):
+        oq.enqueue("__main__:greet", "Ada")
+
+
+def test_a_limit_without_a_group_is_refused(oq: OmniQ) -> None:
+    with pytest.raises(Invalid, match="group_limit=2 without a group"):
+        oq.options(group_limit=2).enqueue(greet, "Ada")
+    assert oq.get_task(oq.options(group_limit=2, group="a").enqueue(greet, "Ada")).group == "a"
+
+
+@pytest.fixture
+def defined_at_a_prompt(monkeypatch: pytest.MonkeyPatch) -> Any:
+    main = ModuleType("__main__")
+    exec("def hello(): return 'hello'", vars(main))  # noqa: S102 - as a notebook does
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    return main.hello
+
+
+def test_a_function_of_a_prompt_or_notebook_is_stored_with_one_warning(
+    defined_at_a_prompt: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    omniq.queue._warn_of_main.cache_clear()
+    with caplog.at_level(logging.WARNING, "omniq"), OmniQ(SQLiteStorage(tmp_path / "q.db")) as oq:
+        ids = [oq.enqueue(defined_at_a_prompt), oq.options(max_retries=0).enqueue(defined_at_a_prompt)]
+        with oq.worker():
+            assert [oq.get_result(id, wait=True, timeout=10).result for id in ids] == ["hello", "hello"]
+    told = [record.getMessage() for record in caplog.records if "only a worker in this process" in record.getMessage()]
+    assert len(told) == 1
+    assert "__main__:hello" in told[0]
+
+
+def test_a_store_of_this_process_needs_no_warning(
+    oq: OmniQ, defined_at_a_prompt: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    omniq.queue._warn_of_main.cache_clear()
+    oq.enqueue(defined_at_a_prompt)
+    assert caplog.records == []
