@@ -383,7 +383,8 @@ def _reseed_after_fork() -> None:
     _random.seed(os.urandom(32))
 
 
-os.register_at_fork(after_in_child=_reseed_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_reseed_after_fork)
 
 
 def new_token() -> str:

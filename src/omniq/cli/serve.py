@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from omniq.errors import ConfigError
 from omniq.logs import set_up_logging
 from omniq.server import ServeOptions, Server
 from omniq.server.options import make_options
+from omniq.signals import listen
 from omniq.storage.base import BaseStorage
 from omniq.storage.url import mask
 
@@ -95,6 +95,4 @@ def _catch_signals(server: Server, stopping: asyncio.Event) -> None:
         log.info("stopping: %d connections hold %d tasks and have %s", len(server.connections), held, grace)
         stopping.set()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+    listen(asyncio.get_running_loop(), on_signal)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -22,6 +21,7 @@ from omniq.core import AsyncOmniQ
 from omniq.logs import set_up_logging
 from omniq.middleware import Middleware
 from omniq.racing import first
+from omniq.signals import listen
 from omniq.storage.url import mask
 from omniq.tasks import REGISTRY
 from omniq.worker import AsyncWorkerPool
@@ -208,6 +208,4 @@ def _catch_signals(pool: AsyncWorkerPool, stopping: asyncio.Event) -> None:
 
 
 def catch_signals(on_signal: Callable[[int], None]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+    listen(asyncio.get_running_loop(), on_signal)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Generator
 from types import FrameType
 
-NUMBERS = (signal.SIGTERM, signal.SIGINT)
+from omniq.signals import NUMBERS, listen
 
 
 class Decision:
@@ -60,11 +60,11 @@ def caught_on_loop(decide: Callable[[int], None], *, wanted: bool = True) -> Gen
         return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in NUMBERS}
-    for number in NUMBERS:
-        loop.add_signal_handler(number, decide, number)
+    listen(loop, decide)
     try:
         yield
     finally:
         for number, handler in before.items():
-            loop.remove_signal_handler(number)
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
             signal.signal(number, handler)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import fcntl
 import logging
 import os
 import shutil
@@ -18,6 +17,7 @@ from omniq.errors import ConfigError
 from omniq.spark.extra import require_extra
 from omniq.spark.java import find_java, launcher
 from omniq.spark.settings import import_path, is_local_master, is_loopback, settings
+from omniq.storage import locks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,12 +133,12 @@ def _folder() -> Path:
     parent = Path(tempfile.gettempdir())
     for old in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError), (old / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.flock(lock.fileno(), locks.EXCLUSIVE | locks.AT_ONCE)
             shutil.rmtree(old, ignore_errors=True)
     # It gets its name when it is locked: before, another process would take it for one that was left behind.
     draft = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     lock = (draft / "lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_SH)
+    locks.flock(lock.fileno(), locks.SHARED)
     _locks.append(lock)
     folder = draft.rename(draft.with_name(draft.name.removeprefix(".")))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

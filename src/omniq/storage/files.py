@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from omniq.errors import ConfigError, StoreUnavailable
+from omniq.storage import locks
 
 Kind = Literal["file", "folder", "other"]
 
@@ -88,11 +88,11 @@ class LocalFiles:
         mine, root = os.fstat(self._lock), os.fstat(self._root)
         if found is None or here is None or not (os.path.samestat(found, mine) and os.path.samestat(here, root)):
             raise StoreUnavailable(f"{self.base} was removed or replaced while it was open; restart this program")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        locks.flock(self._lock, locks.EXCLUSIVE)
 
     def unlock(self) -> None:
         if self._lock >= 0:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            locks.flock(self._lock, locks.FREE)
 
     def names(self, folder: str) -> list[tuple[str, Kind]]:
         with os.scandir(self._folder(folder)) as found:

@@ -6,7 +6,6 @@ vanish when the process closes *any* descriptor of the file, so a process never 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import stat
@@ -15,6 +14,8 @@ import threading
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from omniq.storage import locks
+
 # (device, inode) of a lock file → (pid, descriptor), for the workers of this very process. A path will not do: the same store
 # may be known by two of them.
 _own: dict[tuple[int, int], tuple[int, int]] = {}
@@ -22,7 +23,6 @@ _own_lock = threading.Lock()
 
 
 MAX_NAME = 200  # of 255 that a file name may have
-_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _HASHED = "+"  # `quote` never leaves one
 
 
@@ -44,9 +44,9 @@ class WorkerLocks:
         path = self._path(worker)
         with _own_lock:
             while True:
-                descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o600)
+                descriptor = _open(path, os.O_CREAT)
                 try:
-                    fcntl.lockf(descriptor, fcntl.LOCK_EX)
+                    locks.lockf(descriptor, locks.EXCLUSIVE)
                     here = _identity(path)
                     if here == _identity(descriptor):  # else somebody tidied the file away between open and lock
                         if path.name.startswith(_HASHED):
@@ -90,11 +90,11 @@ class WorkerLocks:
             if self._is_own(path):
                 return
             try:
-                descriptor = os.open(path, _FLAGS)
+                descriptor = _open(path)
             except FileNotFoundError:
                 return
             try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locks.lockf(descriptor, locks.EXCLUSIVE | locks.AT_ONCE)
                 path.unlink(missing_ok=True)
             except OSError:
                 pass
@@ -106,11 +106,11 @@ class WorkerLocks:
             if self._is_own(path):
                 return False
             try:
-                descriptor = os.open(path, _FLAGS)
+                descriptor = _open(path)
             except OSError:
                 return False
             try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locks.lockf(descriptor, locks.EXCLUSIVE | locks.AT_ONCE)
             except OSError:
                 return False
             else:
@@ -128,6 +128,8 @@ def host_locks(store_id: str) -> WorkerLocks | None:
 
     None where that cannot be had; then the lease alone decides.
     """
+    if locks.fcntl is None:
+        return None
     folder = Path(tempfile.gettempdir(), f"omniq-{os.getuid()}")
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -137,6 +139,10 @@ def host_locks(store_id: str) -> WorkerLocks | None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         return None  # somebody else made it, and could take our workers for dead
     return WorkerLocks(folder / quote(store_id, safe=""))
+
+
+def _open(path: Path, more: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | more, 0o600)
 
 
 def _identity(file: Path | int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import msgspec
 from omniq.errors import ConfigError, DriverClosed, Invalid, StoreUnavailable
 from omniq.models import check_queue, check_text
 from omniq.operations import KEY_TTL_US, Capabilities, Enqueue, EventRow, OnTask, Saved
+from omniq.storage import locks
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.filesystems import network_fs
 from omniq.storage.ledger import Ledger
@@ -106,6 +107,8 @@ class LocalStorage(BaseStorage, abc.ABC, Generic[S]):
             if self._closed:
                 raise DriverClosed(f"the storage {self.path} was closed; make a new one")
             if self._writer is None or self._pid != os.getpid():
+                if not self.in_memory:
+                    locks.needed()
                 self._writer = self._make_writer()
                 self._pid = os.getpid()
             return self._writer

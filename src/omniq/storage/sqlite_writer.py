@@ -5,7 +5,6 @@ Between processes a `flock` decides who is next, because SQLite's own busy handl
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 from omniq.errors import StoreError, StoreFull, StoreUnavailable
 from omniq.models import Record
+from omniq.storage import locks
 from omniq.storage.bell import Bell
 from omniq.storage.machine import Machine
 from omniq.storage.sqlite_ledger import SQLiteLedger
@@ -69,7 +69,7 @@ class SQLiteWriter(Writer[Section]):
             self._lock_fd = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         connection = connect(self._path)
         if not self._in_memory:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            locks.flock(self._lock_fd, locks.EXCLUSIVE)
         try:
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # holds for a new database only
             if not self._in_memory:
@@ -85,7 +85,7 @@ class SQLiteWriter(Writer[Section]):
             raise
         finally:
             if not self._in_memory:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+                locks.flock(self._lock_fd, locks.FREE)
         if not self._in_memory:
             self._inode = _inode(self._path)
             self.bell = Bell(Path(f"{self._path}-bell"))
@@ -105,7 +105,7 @@ class SQLiteWriter(Writer[Section]):
         if self._inode is not None and _inode(self._path) != self._inode:
             raise StoreUnavailable(f"{self._path} was removed or replaced while it was open; restart this program")
         if self._lock_fd >= 0:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            locks.flock(self._lock_fd, locks.EXCLUSIVE)
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -126,7 +126,7 @@ class SQLiteWriter(Writer[Section]):
                 self.bell.ring()
         finally:
             if self._lock_fd >= 0:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+                locks.flock(self._lock_fd, locks.FREE)
         return machine
 
     def translate(self, exc: BaseException) -> BaseException:

@@ -87,7 +87,8 @@ def _after_fork_in_child() -> None:
 
 
 _forking: list[Writer[Any]] = []
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 class Writer(abc.ABC, Generic[S]):

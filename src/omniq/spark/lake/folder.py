@@ -5,7 +5,6 @@ Everything that touches the file system of the driver stands here; Spark itself 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from omniq.errors import LakeError
+from omniq.storage import locks
 
 
 class Folder:
@@ -108,7 +108,7 @@ class Folder:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a+") as handle:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                locks.flock(handle.fileno(), locks.EXCLUSIVE | (0 if wait else locks.AT_ONCE))
             except BlockingIOError:
                 handle.seek(0)
                 raise LakeError(f"the lake {self.root} is in use: {_holder(handle.read())}; wait for it to end") from None
