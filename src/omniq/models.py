@@ -322,7 +322,8 @@ def duration_us(value: float | timedelta, what: str, *, zero: bool = False) -> i
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Invalid(f"{what} must be seconds or a timedelta, not {value!r}")
     if not (0 <= seconds < MAX_DURATION_US / 1e6) or (seconds == 0 and not zero):  # also refuses NaN
-        raise Invalid(f"{what} must be {'zero or more' if zero else 'more than zero'} seconds, not {value!r}")
+        least = "zero or more" if zero else "more than zero"
+        raise Invalid(f"{what} must be {least} seconds, up to some 3,000 years, not {value!r}")
     microseconds = round(seconds * 1_000_000)
     if microseconds == 0 and not zero:
         raise Invalid(f"{what} of {value!r} seconds is shorter than a microsecond")
