@@ -26,6 +26,7 @@ LEASE_US = 30_000_000  # renewed while the connection lives; a killed server's t
 MAX_JOBS = 1000  # per turn, so that nobody waits long for the commit of others
 MAX_RESERVE = 1000
 UNKNOWN_PAUSES_S = (0.05, 0.1, 0.2)  # connections wait meanwhile
+UNKNOWN = "a PUSH with an idempotency_key may be sent again"
 
 
 class FetchTasks(Job):
@@ -179,7 +180,7 @@ class Engine:
     async def _apply(self, transactions: list[tuple[Operation, ...]]) -> list[Result]:
         if not transactions:
             return []
-        sending, repeats = Sending(transactions), Repeats(transactions, pauses_s=UNKNOWN_PAUSES_S)
+        sending, repeats = Sending(transactions), Repeats(transactions, pauses_s=UNKNOWN_PAUSES_S, advice=UNKNOWN)
         while True:
             try:
                 return await sending.send(self.storage)

@@ -39,13 +39,18 @@ REPEAT_FOR_S = 5.0  # no repeat begins later; the last one may take as long as t
 class Repeats:
     """What follows a call that stayed without an answer: pauses and repeats, and in the end an error that says what is known.
 
-    With `patient`, a store that was away from the beginning is asked again too.
+    With `patient`, a store that was away from the beginning is asked again too. `advice` is for callers who know no ids.
     """
 
     def __init__(
-        self, transactions: Sequence[Transaction], *, pauses_s: Sequence[float] | None = None, patient: bool = False
+        self,
+        transactions: Sequence[Transaction],
+        *,
+        pauses_s: Sequence[float] | None = None,
+        patient: bool = False,
+        advice: str = "",
     ) -> None:
-        self._transactions, self._patient = transactions, patient
+        self._transactions, self._patient, self._advice = transactions, patient, advice
         self._pauses = iter(PAUSES_S if pauses_s is None else pauses_s)
         self._until: float | None = None
         self._unknown: OutcomeUnknown | None = None
@@ -77,17 +82,18 @@ class Repeats:
             raise exc
         last = "" if isinstance(exc, OutcomeUnknown) else f", then: {exc}"
         raise OutcomeUnknown(
-            f"{self._unknown} (sent {self.sent} times{last}). It may have been carried out or not; {self._advice()}"
+            f"{self._unknown} (sent {self.sent} times{last}). It may have been carried out or not; "
+            f"{self._advice or self._next_step()}"
         ) from exc
 
-    def _advice(self) -> str:
+    def _next_step(self) -> str:
         new = [op for t in self._transactions for op in t if isinstance(op, Enqueue)]
         if not new:
             return "look before you do it again"
-        if all(op.fingerprint for op in new):  # by a key or an id of the caller's own
+        if all(op.fingerprint and op.on_conflict != "replace_finished" for op in new):  # a key or an id of the caller's own
             return "the same enqueue again stores it once"
         ids = ", ".join(repr(op.id) for op in new[:3]) + (", …" if len(new) > 3 else "")
-        return f"look for {ids} with get_task() before you enqueue it again"
+        return f"look for {ids} in the store before you enqueue it again"
 
     def read(self, answers: list[Result]) -> list[Result]:
         """The answers; a refusal that only says that the first call was carried out is read as that."""
@@ -122,7 +128,8 @@ class Unsendable(Refused):
         """How a run ends whose own end cannot be sent; None where its lease has to run out."""
         if not isinstance(op, Ack | Retry | Fail):
             return None
-        plain = Fail(queue=op.queue, id=op.id, token=op.token, late=True, error=self.error)
+        again_us = None if isinstance(op, Retry) else op.again_us
+        plain = Fail(queue=op.queue, id=op.id, token=op.token, late=True, error=self.error, again_us=again_us)
         was_it = isinstance(op, Fail) and op.error is not None and op.error.type == plain.error.type  # type: ignore[union-attr]
         return None if was_it else plain
 
@@ -148,7 +155,11 @@ class Sending:
             except BaseException as exc:
                 self._must_be_its_own(exc)
                 if isinstance(exc, StoreError) and not works:
-                    await storage.apply([self._probe(exc)])
+                    probe = self._probe(exc)
+                    try:
+                        await storage.apply([probe])
+                    except Exception:
+                        raise exc from None
                     works = True
                 self._split(exc)
             else:
@@ -165,7 +176,11 @@ class Sending:
             except BaseException as exc:
                 self._must_be_its_own(exc)
                 if isinstance(exc, StoreError) and not works:
-                    storage.apply_blocking([self._probe(exc)])
+                    probe = self._probe(exc)
+                    try:
+                        storage.apply_blocking([probe])
+                    except Exception:
+                        raise exc from None
                     works = True
                 self._split(exc)
             else:
