@@ -14,7 +14,7 @@ from omniq import AsyncOmniQ, BaseStorage, Settings, StoreError, TaskStatus
 from omniq.contract import AsyncContractClient, JobContext
 from omniq.heartbeat import Heartbeat
 from omniq.models import Record, State, new_token
-from omniq.operations import Ack, Capabilities, Enqueue, Extend, Reserve, WorkerInfo
+from omniq.operations import Ack, Capabilities, Enqueue, Extend, Reserve, Retry, WorkerInfo
 from omniq.server import ServeOptions, Server
 from omniq.testing import FaultyStorage
 
@@ -225,3 +225,23 @@ def test_a_heartbeat_that_cannot_be_sent_takes_no_other_lease_with_it(storage: B
     finally:
         heartbeat.stop()
     assert lost == []
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("cannot be written"), StoreError("the script failed")])
+def test_a_lost_task_that_cannot_be_taken_back_keeps_no_other_from_coming_back(
+    every_storage: BaseStorage, raised: Exception
+) -> None:
+    storage = ChokingStorage(every_storage, lambda op: isinstance(op, Retry) and op.id == "bad", raised)
+    ids = ["a", "bad", "b"]
+
+    async def body() -> None:
+        await storage.apply([(Enqueue(id=id, name="job"),) for id in ids])
+        await storage.apply([(Reserve(queues=("default",), limit=3, token=new_token(), lease_us=1000),)])
+        await eventually(lambda: ready_after_reclaiming(2))
+        assert (await storage.get("bad")).state is State.RUNNING
+
+    async def ready_after_reclaiming(n: int) -> bool:
+        await storage.reclaim()
+        return (await storage.counts())[0].ready == n
+
+    asyncio.run(body())
