@@ -57,9 +57,11 @@ def test_a_lost_answer_neither_loses_nor_repeats_a_task(storage: BaseStorage, ke
     asyncio.run(body())
 
 
-def test_a_caller_hears_of_a_store_that_fails(storage: BaseStorage) -> None:
+def test_a_caller_hears_of_a_store_that_fails(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omniq.storage.sending.PAUSES_S", (0.001,))
+
     async def body() -> None:
-        faulty = FaultyStorage(storage, ["unavailable", "unknown"])
+        faulty = FaultyStorage(storage, ["unavailable", "unknown", "unknown"])
         oq = AsyncOmniQ(faulty)
         with pytest.raises(StoreUnavailable):
             await oq.enqueue(jobs.add, 1)
