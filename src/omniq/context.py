@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omniq.errors import OmniQError
+from omniq.errors import OmniQError, SerializationError
 from omniq.models import Record
 from omniq.storage.checks import MAX_PROGRESS
 
@@ -68,7 +68,10 @@ class TaskContext:
     def progress(self, done: float | None = None, total: float | None = None, note: str | None = None, **data: Any) -> None:
         """Say how far the task is; stored within a moment, the last word wins. At most 4 KiB."""
         given = {k: v for k, v in {"done": done, "total": total, "note": note, **data}.items() if v is not None}
-        encoded = msgspec.json.encode(given)
+        try:
+            encoded = msgspec.json.encode(given)
+        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+            raise SerializationError(f"progress cannot be stored as JSON: {exc}; pass plain values") from exc
         if len(encoded) > MAX_PROGRESS:
             raise ValueError(f"progress of {len(encoded)} bytes; the limit is {MAX_PROGRESS}")
         self.unsent_progress = encoded

@@ -25,7 +25,7 @@
     ├── TasksFailed              tasks that were waited for FAILED or were CANCELLED
     └── StoreError               the store failed
         ├── StoreUnavailable  StoreFull  StoreTooNew  DriverClosed  EventsLost
-        └── OutcomeUnknown       sent, but no answer: send the same call again with repeat=True
+        └── OutcomeUnknown       sent, but no answer: it may have been carried out or not
 
 A function that runs as a task may raise `Retry` or `Unrecoverable` to decide what happens next.
 """
@@ -215,7 +215,11 @@ class EventsLost(StoreError):
 
 
 class OutcomeUnknown(StoreError):
-    """The call was sent and no answer came; send it again with `repeat=True`."""
+    """The call was sent, repeats too, and no answer came: it may have been carried out or not.
+
+    `BaseStorage.apply`, which repeats nothing by itself, raises it after the first time; its caller sends the same call again
+    with `repeat=True`.
+    """
 
 
 class Retry(Exception):

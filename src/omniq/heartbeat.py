@@ -12,6 +12,7 @@ from omniq.errors import Refused
 from omniq.models import DEFAULT_LEASE_US, Record
 from omniq.operations import Beat, Extend, Extended, Operation, WorkerInfo
 from omniq.storage.base import BaseStorage
+from omniq.storage.sending import Sending, Unsendable
 
 log = logging.getLogger("omniq.worker")
 
@@ -71,9 +72,11 @@ class Heartbeat:
         beats: list[tuple[Operation, ...]] = [
             (Extend(queue=t.queue, id=t.id, token=cast(str, t.token), lease_us=self._lease_us, late=True),) for t in held
         ]
-        answers = self._storage.apply_blocking([*beats, (Beat(info=self._info()),)])
+        answers = Sending([*beats, (Beat(info=self._info()),)]).send_blocking(self._storage)
         self._shortest_us = self._shortest(held)
         for task, answer in zip(held, answers, strict=False):
+            if isinstance(answer, Unsendable):
+                continue
             if isinstance(answer, Refused):
                 self._on_lost(task)
             elif cast(Extended, answer[0]).cancel_requested:

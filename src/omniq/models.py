@@ -27,7 +27,10 @@ _QUEUE = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _RESERVED_QUEUES = frozenset({"omniq.store"})  # what belongs to no queue lives under this name on Redis
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_MAX_US = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+MAX_TIME_US = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+MAX_DURATION_US = 10**17  # some 3,000 years: added to any time of today it still has a date
+MAX_COUNT = 2**63 - 1  # what every store can keep
+MAX_AT_ONCE = 10**9  # tasks or ids that one call may ask for
 
 
 class State(enum.IntEnum):
@@ -79,11 +82,20 @@ def status_of(state: State, attempts: int) -> TaskStatus:
 
 
 class TaskError(msgspec.Struct, frozen=True):
-    """Why a run failed, as text; it is never turned back into an exception class."""
+    """Why a run failed, as text; it is never turned back into an exception class.
+
+    What UTF-8 cannot hold, such as half a surrogate pair of an odd file name, becomes a question mark, so that every error can
+    be stored.
+    """
 
     type: str
     message: str = ""
     traceback: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.type.isascii() and self.message.isascii() and self.traceback.isascii()):
+            for name in ("type", "message", "traceback"):
+                msgspec.structs.force_setattr(self, name, getattr(self, name).encode("utf-8", "replace").decode())
 
     @classmethod
     def of(cls, exc: BaseException) -> TaskError:
@@ -98,15 +110,15 @@ class TaskError(msgspec.Struct, frozen=True):
             text = "" if frames is None else "".join(traceback.format_exception(type(exc), exc, frames))
         except Exception as broken:  # an exception may fail to describe itself
             message, text = f"(its text cannot be made: {type(broken).__name__})", ""
-        return cls(type(exc).__name__, _storable(message), _storable(text)).cut()
+        return cls(type(exc).__name__, message, text).cut()
 
     @classmethod
     def from_text(cls, text: str) -> TaskError:
         """An error that arrived as one text, such as `ValueError: no such page`; `str()` gives the text back."""
         kind, colon, message = text.partition(": ")
         if colon and message and all(part.isidentifier() for part in kind.split(".")):
-            return cls(kind, _storable(message)).cut()
-        return cls("", _storable(text)).cut()
+            return cls(kind, message).cut()
+        return cls("", text).cut()
 
     def cut(self) -> TaskError:
         """The same error within the size that a store keeps; of a long traceback the end is what tells."""
@@ -118,11 +130,6 @@ class TaskError(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.type and self.message else self.type or self.message
-
-
-def _storable(text: str) -> str:
-    """Text that UTF-8 can hold: half a surrogate pair, as in odd file names, becomes a question mark."""
-    return text.encode("utf-8", "replace").decode()
 
 
 class Blocker(msgspec.Struct, frozen=True, array_like=True):
@@ -296,7 +303,7 @@ def to_us(moment: datetime) -> int:
     if moment.tzinfo is None:
         raise Invalid(f"{moment!r} has no time zone: use datetime.now(timezone.utc) or .astimezone()")
     us = (moment - _EPOCH) // _MICROSECOND
-    if us > _MAX_US:
+    if us > MAX_TIME_US:
         raise Invalid(f"{moment} is after the year 9999 in UTC: choose an earlier time")
     return us
 
@@ -314,8 +321,9 @@ def duration_us(value: float | timedelta, what: str, *, zero: bool = False) -> i
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Invalid(f"{what} must be seconds or a timedelta, not {value!r}")
-    if not (0 <= seconds < 1e11) or (seconds == 0 and not zero):  # also refuses NaN
-        raise Invalid(f"{what} must be {'zero or more' if zero else 'more than zero'} seconds, not {value!r}")
+    if not (0 <= seconds < MAX_DURATION_US / 1e6) or (seconds == 0 and not zero):  # also refuses NaN
+        least = "zero or more" if zero else "more than zero"
+        raise Invalid(f"{what} must be {least} seconds, up to some 3,000 years, not {value!r}")
     microseconds = round(seconds * 1_000_000)
     if microseconds == 0 and not zero:
         raise Invalid(f"{what} of {value!r} seconds is shorter than a microsecond")
@@ -325,11 +333,27 @@ def duration_us(value: float | timedelta, what: str, *, zero: bool = False) -> i
 # -- names and ids -------------------------------------------------------------------------------
 
 
+def check_encodable(text: str, what: str, kind: type[Invalid] = Invalid) -> None:
+    """Raise for what UTF-8 cannot hold, such as half a surrogate pair: no store keeps it, no other program reads it."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        odd = text[exc.start : exc.start + 1]
+        raise kind(
+            f"{what} {text[:40]!r} cannot be stored: {odd!r} is half a character, as in file names that are not UTF-8; "
+            "replace it first"
+        ) from None
+
+
 def check_id(task_id: str) -> None:
     if not isinstance(task_id, str) or not task_id:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TaskIdRequired("a task needs an id; leave it out and omniq makes one")
     if len(task_id) > 255 or "\0" in task_id:
         raise TaskIdRequired(f"task id {task_id[:40]!r}…: 1 to 255 characters without NUL")
+    if not task_id.isascii():
+        check_encodable(task_id, "task id", TaskIdRequired)
 
 
 def check_queue(queue: str) -> None:
@@ -344,6 +368,8 @@ def check_name(name: str) -> None:
         raise NameRequired("a task needs a name: 'module:callable', a registered name, or '*' for payload only")
     if len(name) > 1024 or "\0" in name:
         raise NameRequired(f"task name {name[:40]!r}…: at most 1024 characters without NUL")
+    if not name.isascii():
+        check_encodable(name, "task name", NameRequired)
 
 
 def check_text(value: str, what: str) -> None:
@@ -351,6 +377,13 @@ def check_text(value: str, what: str) -> None:
         raise Invalid(f"{what} must be text of 1 to 255 characters, not {value!r}")
     if len(value) > 255 or "\0" in value:
         raise LimitExceeded(f"{what} {value[:40]!r}…: at most 255 characters without NUL")
+    check_encodable(value, what)
+
+
+def check_count(value: int, what: str, least: int = 0, most: int = MAX_COUNT) -> None:
+    """Raise for a number that is too small, or too large for some store."""
+    if not least <= value <= most:
+        raise Invalid(f"{what} must be a whole number from {least} to {most}, not {value}")
 
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

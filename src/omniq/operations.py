@@ -11,7 +11,18 @@ from typing import Literal
 
 import msgspec
 
-from omniq.models import DEFAULT_QUEUE, Blocker, Record, State, StoredResult, TaskError, TaskStatus
+from omniq.errors import Invalid
+from omniq.models import (
+    DEFAULT_QUEUE,
+    MAX_COUNT,
+    Blocker,
+    Record,
+    State,
+    StoredResult,
+    TaskError,
+    TaskStatus,
+    check_encodable,
+)
 
 Lost = Literal["expired", "worker_lost"]
 KEY_TTL_US = 86_400_000_000  # how long an idempotency key lives, unless it is told
@@ -372,6 +383,18 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     error_contains: str | None = None
     payload_contains: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in _FILTER_TEXTS:
+            text = getattr(self, name)
+            if text is not None:
+                check_encodable(text, name)
+        for task_id in self.ids:
+            check_encodable(task_id, "ids")
+        for name in _FILTER_NUMBERS:
+            number = getattr(self, name)
+            if number is not None and not -MAX_COUNT <= number <= MAX_COUNT:
+                raise Invalid(f"{name} is a whole number up to {MAX_COUNT}, not {number}")
+
     def admits(self, state: State) -> bool:
         if self.states:
             return state in self.states
@@ -394,6 +417,10 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             and (not self.error_contains or self.error_contains in _error_text(task.last_error))
             and (not self.payload_contains or self.payload_contains.encode() in (task.payload or b""))
         )
+
+
+_FILTER_TEXTS = ("queue", "name", "group", "worker", "origin", "run_id", "error_contains", "payload_contains")
+_FILTER_NUMBERS = ("min_attempts", "created_from_us", "created_to_us", "finished_from_us", "finished_to_us")
 
 
 def _within(value: int | None, low: int | None, high: int | None) -> bool:

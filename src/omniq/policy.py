@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from omniq.errors import ConfigError
-from omniq.models import Record, TaskError
+from omniq.models import MAX_DURATION_US, MAX_TIME_US, Record, TaskError
 from omniq.operations import Cancel, Fail, Lease, Operation, Retry
 
 HOUR_MS = 3_600_000
@@ -26,8 +26,8 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: Literal["exp", "fixed", "quartic"] = "exp"
-    base_ms: Annotated[int, msgspec.Meta(ge=0)] = 1000
-    max_ms: Annotated[int, msgspec.Meta(ge=0)] = HOUR_MS
+    base_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_DURATION_US // 1000)] = 1000
+    max_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_DURATION_US // 1000)] = HOUR_MS
     jitter: Annotated[int, msgspec.Meta(ge=0, le=100)] = 10
     loss: Literal["now", "backoff"] = "now"
 
@@ -38,7 +38,7 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         n = max(failures, 1)
         factor = {"exp": 1 << min(n - 1, 40), "fixed": 1, "quartic": n**4}[self.kind]
         raw = self.base_ms * factor
-        return int(min(raw, self.max_ms) * 1000 * (1 + random * self.jitter / 100))
+        return min(int(min(raw, self.max_ms) * 1000 * (1 + random * self.jitter / 100)), MAX_DURATION_US)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -52,7 +52,15 @@ def parse_backoff(text: str) -> Backoff:
         values = {{"base": "base_ms", "max": "max_ms"}.get(k, k): v for k, v in pairs.items()}
         return msgspec.convert({"kind": kind, **values}, Backoff, strict=False)
     except (ValueError, msgspec.ValidationError) as exc:
-        raise ConfigError(f"backoff {text!r}: write it like {Backoff()!s}") from exc
+        raise ConfigError(f"backoff {text[:140]!r}: write it like {Backoff()!s}") from exc
+
+
+def _backoff_of(task: Record) -> Backoff:
+    """The policy of a task that is there already. One that cannot be read is the default: the task must be able to end."""
+    try:
+        return parse_backoff(task.backoff)
+    except ConfigError:
+        return Backoff()
 
 
 def max_attempts(task: Record) -> int:
@@ -66,7 +74,7 @@ def next_run(task: Record, now_us: int) -> int | None:
     anchor = task.eta_us if task.eta_us is not None else task.due_us
     if anchor > now_us:
         return anchor
-    return anchor + task.interval_us * ((now_us - anchor) // task.interval_us + 1)
+    return min(anchor + task.interval_us * ((now_us - anchor) // task.interval_us + 1), MAX_TIME_US)
 
 
 def after_failure(
@@ -84,7 +92,7 @@ def after_failure(
     held: dict[str, Any] = {"queue": task.queue, "id": task.id, "token": task.token, "late": late}
     if final or task.attempts >= max_attempts(task):
         return Fail(**held, error=error, ran_us=ran_us, again_us=next_run(task, now_us))
-    delay = after_us if after_us is not None else parse_backoff(task.backoff).delay_us(task.attempts, random)
+    delay = after_us if after_us is not None else _backoff_of(task).delay_us(task.attempts, random)
     return Retry(**held, error=error, delay_us=delay, ran_us=ran_us)
 
 
@@ -102,7 +110,7 @@ def after_loss(lease: Lease, now_us: int, random: float) -> Operation:
         return Fail(**held, error=error, lost=lost, again_us=next_run(task, now_us))
     if task.cancel_requested:
         return Cancel(**held, lost=lost, error=error)
-    policy = parse_backoff(task.backoff)
+    policy = _backoff_of(task)
     delay = None
     if policy.loss == "backoff":
         delay = policy.delay_us(task.attempts, random)

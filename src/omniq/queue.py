@@ -17,6 +17,7 @@ from msgspec import UNSET
 from omniq.config import Settings
 from omniq.errors import Invalid, Refused, TaskNotFound
 from omniq.models import (
+    MAX_COUNT,
     Blocker,
     Event,
     Record,
@@ -24,6 +25,7 @@ from omniq.models import (
     Task,
     TaskError,
     TaskResult,
+    check_count,
     check_id,
     check_queue,
     check_text,
@@ -156,7 +158,7 @@ class AsyncTaskQueue:
     def enqueue_blocking(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> str:
         """`enqueue` from a thread without an event loop."""
         op = self.template(callee(func), options)(args, kwargs)
-        (answer,) = self.storage.apply_blocking([(op,)])
+        (answer,) = self.storage.send_blocking([(op,)])
         if isinstance(answer, Refused):
             raise answer
         return cast(Enqueued, answer[0]).id
@@ -188,7 +190,7 @@ class AsyncTaskQueue:
         return ids
 
     async def _store(self, chunk: list[Enqueue]) -> None:
-        (answer,) = await self.storage.apply([tuple(chunk)])
+        (answer,) = await self.storage.send([tuple(chunk)])
         if isinstance(answer, Refused):
             raise answer
 
@@ -293,7 +295,7 @@ class AsyncTaskQueue:
     # -- one or several operations -----------------------------------------------------------------
 
     async def apply_one(self, op: Operation) -> Any:
-        (answer,) = await self.storage.apply([(op,)])
+        (answer,) = await self.storage.send([(op,)])
         if isinstance(answer, Refused):
             raise answer
         return answer[0]
@@ -302,7 +304,7 @@ class AsyncTaskQueue:
         """Write a batch, all or nothing; the ids its tasks have."""
         if not batch.operations:
             return []
-        (answer,) = await self.storage.apply([tuple(batch.operations)])
+        (answer,) = await self.storage.send([tuple(batch.operations)])
         if isinstance(answer, Refused):
             raise answer
         return [cast(Enqueued, outcome).id for outcome in answer]
@@ -407,6 +409,7 @@ def _whole(value: Any, what: str, default: int, least: int) -> int:
         return default
     if type(value) is not int or value < least:
         raise Invalid(f"{what} must be a whole number of at least {least}, not {value!r}")
+    check_count(value, what, least, MAX_COUNT - 1)
     return value
 
 

@@ -19,6 +19,7 @@ from omniq.models import Record, TaskError
 from omniq.operations import Ack, Cancel, Fail, Operation, Progress, Release
 from omniq.queue import AsyncTaskQueue
 from omniq.runnable import Runnable
+from omniq.storage.sending import Unsendable
 from omniq.tasks import NotRunnable, Resolver
 from omniq.threads import TaskThreads
 from omniq.translate import PAYLOAD_ONLY, called_name, decode_call
@@ -109,8 +110,9 @@ class Runner:
             value = await self._call(run)
             data = self._queue.serializer.encode(value)
             extra = [op for batch in run.context.batches for op in batch.operations]
-            if extra:
-                self._queue.storage.check_call([tuple(extra)])
+            transaction = (self._queue.succeeded(record, data, _ran_us(run)), *extra)
+            if extra or len(data) > self._queue.storage.capabilities.max_payload:
+                self._queue.storage.check_call([transaction])
         except asyncio.CancelledError as exc:
             if run.ending is not None:
                 cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
@@ -132,8 +134,7 @@ class Runner:
         if run.context.cancelled:
             return self._cancelled(record)
         self.done += 1
-        ack = self._queue.succeeded(record, data, _ran_us(run))
-        return (ack, *extra)
+        return transaction
 
     async def _call(self, run: Run) -> Any:
         record = run.record
@@ -259,7 +260,10 @@ class Runner:
     def joint_refused(self, ack: Ack, refusal: Refused) -> Transaction | None:
         """The store refused what a task enqueued together with its ack: then the run has failed, and says why."""
         run = self._joint.pop((ack.id, ack.token), None)
-        return None if run is None else self._store_failure(run, TaskError.of(refusal))
+        if run is None:
+            return None
+        self.done -= 1
+        return self._store_failure(run, refusal.error if isinstance(refusal, Unsendable) else TaskError.of(refusal))
 
     # -- progress ----------------------------------------------------------------------------------
 

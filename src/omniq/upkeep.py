@@ -41,6 +41,9 @@ class Upkeep:
             except StoreError as exc:
                 failures += 1
                 log.warning("upkeep of the store failed, it will be tried again: %s", exc, extra={"worker": self._worker})
+            except Exception:  # a record that nobody foresaw must not end what brings lost tasks back
+                failures += 1
+                log.exception("upkeep of the store failed, it will be tried again", extra={"worker": self._worker})
             await self._nap(min(REAP_S * 2**failures, MAX_PAUSE_S) * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _nap(self, seconds: float) -> None:

@@ -28,7 +28,6 @@ from omniq.errors import (
     DriverClosed,
     Invalid,
     NotActive,
-    OutcomeUnknown,
     Refused,
     StoreError,
     TokenMismatch,
@@ -40,6 +39,7 @@ from omniq.operations import Ack, Beat, Extended, Filter, Operation, Progress, R
 from omniq.queue import AsyncTaskQueue
 from omniq.runner import Holding, Runner, holding, release
 from omniq.storage.base import BaseStorage, Result
+from omniq.storage.sending import Sending, Unsendable
 from omniq.tasks import Resolver
 from omniq.upkeep import Upkeep
 
@@ -109,7 +109,7 @@ class AsyncWorkerPool:
         self._buffered_at = 0.0
         self._held: dict[Holding, Record] = {}
         self._outbox: list[tuple[Operation, ...]] = []
-        self._unsent: tuple[list[tuple[Operation, ...]], bool] | None = None
+        self._unsent: Sending | None = None
         self._idle_slots: deque[asyncio.Future[None]] = deque()
         self._average_s = 1.0
         self._dry = False
@@ -287,25 +287,23 @@ class AsyncWorkerPool:
                 transactions.append((Beat(info=self._info()),))
             if not transactions:
                 return
-            self._unsent = transactions, False
-        transactions, repeat = self._unsent
+            self._unsent = Sending(transactions)
+        sending = self._unsent
         try:
-            answers = await self.storage.apply(transactions, repeat=repeat)
+            answers = await sending.send(self.storage)
         except StoreError as exc:
             if isinstance(exc, DriverClosed):
                 raise
-            self._unsent = transactions, repeat or isinstance(exc, OutcomeUnknown)
             await self._back_off(exc)
             return
-        except Exception as exc:  # not the store's fault: nothing of this call can be sent; its tasks come back by their lease
-            self._unsent = None
-            log.exception("a turn could not be sent", extra={"worker": self.worker_id})
-            await self._back_off(exc)
-            return
-        self._unsent, self._failures = None, 0
+        self._unsent = None
         if not self._first_turn.done():
             self._first_turn.set_result(None)
-        self._take_answers(transactions, answers)
+        unserved = self._take_answers(sending.transactions, answers)
+        if unserved is not None:
+            await self._back_off(unserved)
+        else:
+            self._failures = 0
 
     async def _next_reserve(self) -> Reserve | None:
         wanted = self._wanted()
@@ -319,18 +317,23 @@ class AsyncWorkerPool:
         limit = wanted if self._batch is None else min(wanted, self._batch)
         return Reserve(queues=queues, limit=limit, token=new_token(), lease_us=self._lease_us, worker=self.worker_id)
 
-    def _take_answers(self, transactions: list[tuple[Operation, ...]], answers: list[Result]) -> None:
+    def _take_answers(self, transactions: Sequence[Sequence[Operation]], answers: list[Result]) -> Refused | None:
+        """Why nothing could be reserved, if so."""
+        unserved: Refused | None = None
         for transaction, answer in zip(transactions, answers, strict=True):
             op = transaction[0]
             if len(transaction) > 1 and isinstance(op, Ack) and not isinstance(answer, Refused):
                 self._runner.joint_ended(op)
             if isinstance(op, Reserve):
-                if not isinstance(answer, Refused):
+                if isinstance(answer, Refused):
+                    unserved = answer
+                else:
                     self._take(op, cast(Reserved, answer[0]))
             elif isinstance(answer, Refused):
                 self._refused(op, answer)
             elif isinstance(op, Progress) and cast(Extended, answer[0]).cancel_requested:
                 self._runner.cancel(op)
+        return unserved
 
     def _take(self, op: Reserve, reserved: Reserved) -> None:
         tasks = reserved.tasks
@@ -362,6 +365,10 @@ class AsyncWorkerPool:
             self._runner.joint_ended(op)
         elif isinstance(op, Ack) and (again := self._runner.joint_refused(op, refusal)):
             self._send(again)
+            return
+        elif isinstance(refusal, Unsendable) and (instead := refusal.instead(op)):
+            self._runner.failed += 1
+            self._send((instead,))
             return
         log.warning("%s of task %s was refused: %s", type(op).__name__, task_id, refusal, extra={"task_id": task_id})
 

@@ -299,7 +299,7 @@ def test_a_store_that_is_away_is_said_to_be_so(shaky: ContractClient, faulty: Fa
 def test_a_store_that_never_answers_is_said_to_be_so(
     shaky: ContractClient, faulty: FaultyStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omniq.contract.client.REPEATS_S", (0.001, 0.001))
+    monkeypatch.setattr("omniq.storage.sending.PAUSES_S", (0.001, 0.001))
     faulty.strike("unknown", "unavailable", "unavailable")
     with pytest.raises(OutcomeUnknown):
         shaky.publish("q", {}, job_id="a")

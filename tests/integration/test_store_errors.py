@@ -4,17 +4,20 @@ import asyncio
 import logging
 import time
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import jobs
 from support.waiting import eventually
 
 from omniq import AsyncOmniQ, BaseStorage, FileStorage, Settings, SQLiteStorage, TaskStatus
-from omniq.errors import OutcomeUnknown, StoreUnavailable
+from omniq.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from omniq.models import new_token
 from omniq.operations import Enqueue, Reserve
 from omniq.storage.bell import Bell
+from omniq.storage.sending import Sending, Unsendable
 from omniq.testing import FaultyStorage
 
 
@@ -54,9 +57,11 @@ def test_a_lost_answer_neither_loses_nor_repeats_a_task(storage: BaseStorage, ke
     asyncio.run(body())
 
 
-def test_a_caller_hears_of_a_store_that_fails(storage: BaseStorage) -> None:
+def test_a_caller_hears_of_a_store_that_fails(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omniq.storage.sending.PAUSES_S", (0.001,))
+
     async def body() -> None:
-        faulty = FaultyStorage(storage, ["unavailable", "unknown"])
+        faulty = FaultyStorage(storage, ["unavailable", "unknown", "unknown"])
         oq = AsyncOmniQ(faulty)
         with pytest.raises(StoreUnavailable):
             await oq.enqueue(jobs.add, 1)
@@ -194,5 +199,21 @@ def test_calls_that_wake_nobody_have_happened_once_all_the_same(
             assert granted == [["first"], [], []]
             assert [answer[0][0].existed for answer in answers[3:]] == [False, False]
             assert [(c.running, c.ready) for c in await storage.counts()] == [(1, 2)]
+
+    asyncio.run(body())
+
+
+def test_a_value_that_sqlite_cannot_take_is_not_a_store_that_is_away(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with SQLiteStorage(tmp_path / "q.db", durability="process") as storage:
+            wrong: Any = Decimal(5)
+            tasks = [Enqueue(id="a", name="job"), Enqueue(id="b", name="job", max_attempts=wrong), Enqueue(id="c", name="job")]
+            call = [(task,) for task in tasks]
+            with pytest.raises(StoreError) as raised:
+                await storage.apply(call)
+            assert not isinstance(raised.value, StoreUnavailable)
+            answers = await Sending(call).send(storage)
+            assert [isinstance(answer, Unsendable) for answer in answers] == [False, True, False]
+            assert (await storage.counts())[0].ready == 2
 
     asyncio.run(body())

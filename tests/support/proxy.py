@@ -15,7 +15,7 @@ class Proxy:
         self.port = self._listener.getsockname()[1]
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._servers: set[socket.socket] = set()
-        self._swallow = False
+        self._swallow = self._stay_away = self._away = False
         self._ending = False
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -35,9 +35,10 @@ class Proxy:
                 self._break(client)
             return len(clients)
 
-    def swallow_reply(self) -> None:
+    def swallow_reply(self, *, stay_away: bool = False) -> None:
+        """With `stay_away` there is nobody from then on."""
         with self._lock:
-            self._swallow = True
+            self._swallow, self._stay_away = True, stay_away
 
     def close(self) -> None:
         self._ending = True
@@ -60,6 +61,9 @@ class Proxy:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
+        if self._away:
+            client.close()
+            return
         try:
             server = socket.create_connection(("127.0.0.1", self._target), 1)
         except OSError:
@@ -80,6 +84,7 @@ class Proxy:
                 data = end.recv(65536)
                 if data and self._swallow and end in self._servers:
                     self._swallow, data = False, b""
+                    self._away = self._stay_away
                 if data:
                     other.sendall(data)
                     return

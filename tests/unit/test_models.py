@@ -4,6 +4,7 @@ import datetime as dt
 import os
 import threading
 
+import msgspec
 import pytest
 
 from omniq import Event, Schedule, Task, TaskError, TaskResult, TaskStatus
@@ -282,3 +283,10 @@ def test_an_error_that_arrived_as_text_gives_the_text_back(text: str, kind: str)
     error = TaskError.from_text(text)
     assert error.type == kind
     assert str(error) == text
+
+
+def test_every_error_can_be_stored() -> None:
+    error = TaskError("Odd\ud800", "cannot open a\udcff.pdf", "é \udcff")
+    assert error == TaskError("Odd?", "cannot open a?.pdf", "é ?")
+    assert msgspec.json.decode(msgspec.json.encode(error), type=TaskError) == error
+    assert TaskError("E", "日本語 🦑").message == "日本語 🦑"

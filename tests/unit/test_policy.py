@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from omniq.errors import ConfigError
-from omniq.models import Record, TaskError
+from omniq.models import MAX_DURATION_US, MAX_TIME_US, Record, TaskError
 from omniq.operations import Cancel, Fail, Lease, Retry
 from omniq.policy import (
     DEFAULT_MAX_ATTEMPTS,
@@ -218,3 +218,24 @@ def test_a_lost_tcp_server_costs_its_clients_no_attempt(attempts: int, lost: Lit
     assert (op.attempts, op.delay_us, op.lost) == (attempts - 1, None, lost)
     record.cancel_requested = True
     assert isinstance(after_loss(Lease(record=record, lost=lost), 0, 0.5), Cancel)
+
+
+@pytest.mark.parametrize("text", ["garbage", "exp:base=\udcff", f"fixed:base={10**30}"])
+def test_a_task_whose_policy_cannot_be_read_ends_by_the_default_one(text: str) -> None:
+    task = held(attempts=1, backoff=text)
+    op = after_failure(task, None, 0, 0)
+    assert isinstance(op, Retry)
+    assert op.delay_us == Backoff().delay_us(1, 0)
+    lost = after_loss(Lease(record=held(attempts=2, backoff=text), lost="worker_lost"), 0, 0.5)
+    assert isinstance(lost, Retry)
+
+
+def test_no_delay_is_longer_than_a_store_can_keep() -> None:
+    longest = Backoff(kind="fixed", base_ms=MAX_DURATION_US // 1000, max_ms=MAX_DURATION_US // 1000, jitter=100)
+    assert longest.delay_us(1, 1.0) == MAX_DURATION_US
+    assert Backoff(kind="quartic", max_ms=MAX_DURATION_US // 1000).delay_us(10**18, 0) == MAX_DURATION_US
+
+
+def test_the_next_run_of_a_very_long_interval_still_has_a_date() -> None:
+    task = held(interval_us=MAX_TIME_US, due_us=MAX_TIME_US - 1)
+    assert next_run(task, MAX_TIME_US) == MAX_TIME_US

@@ -128,7 +128,7 @@ async def _clear(oq: AsyncOmniQ) -> None:
     while True:
         page = await oq.storage.find(Filter(queue=QUEUE, states=resting), cursor, 1000)
         if page.tasks:
-            await oq.storage.apply([tuple(Remove(queue=QUEUE, id=task.id) for task in page.tasks)])
+            await oq.storage.send([tuple(Remove(queue=QUEUE, id=task.id) for task in page.tasks)])
         cursor = page.cursor
         if cursor is None:
             return

@@ -176,7 +176,7 @@ class Bulk:
                 made.append((number, self._operation(number, text)))
             except (Invalid, TypeError, RecursionError, msgspec.MsgspecError) as exc:
                 self._refuse(number, exc)
-        answers = await self._oq.storage.apply([(op,) for _, op in made])
+        answers = await self._oq.storage.send([(op,) for _, op in made])
         for (number, _), answer in zip(made, answers, strict=True):
             if isinstance(answer, Refused):
                 self._refuse(number, answer)

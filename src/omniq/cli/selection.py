@@ -105,7 +105,7 @@ async def act(
                 : PAGE - len(tally.tasks)
             ]
             continue
-        for answer in await oq.storage.apply(transactions):
+        for answer in await oq.storage.send(transactions):
             if isinstance(answer, Refused):
                 tally.refused.append(str(answer))
             else:

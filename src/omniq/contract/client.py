@@ -43,9 +43,8 @@ from omniq.errors import (
     NotActive,
     NotDead,
     NotWaiting,
-    OutcomeUnknown,
     Refused,
-    StoreUnavailable,
+    StoreError,
     TaskNotFound,
     TokenMismatch,
 )
@@ -74,9 +73,9 @@ from omniq.operations import (
 )
 from omniq.policy import after_failure
 from omniq.storage.base import BaseStorage, Result
+from omniq.storage.sending import Repeats
 
 ROWS_PER_TRANSACTION = 1000
-REPEATS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # pauses before an unanswered call is sent again
 
 AckFailResult = tuple[Literal["RETRY"], int] | tuple[Literal["FAILED"], None]
 
@@ -373,20 +372,13 @@ class AsyncContractClient:
         """Send, and send again what stayed without answer; the answers, and whether it was sent more than once."""
         if not transactions:
             return [], False
-        unknown: OutcomeUnknown | None = None
-        for pause in (*REPEATS_S, None):
+        repeats = Repeats(transactions)
+        while True:
             try:
-                again = unknown is not None and not any(isinstance(op, Extend) for t in transactions for op in t)
-                return await self._apply(transactions, at, again), unknown is not None  # a beat may simply be sent twice
-            except OutcomeUnknown as exc:
-                unknown = exc
-            except StoreUnavailable:
-                if unknown is None:
-                    raise
-            if pause is not None:
-                await self._pause(pause)
-        assert unknown is not None
-        raise unknown
+                return await self._apply(transactions, at, repeats.repeat), repeats.unknown
+            except StoreError as exc:
+                pause = repeats.after(exc)
+            await self._pause(pause)
 
     # All that the calls of a single job wait for: the blocking client has other ways.
 

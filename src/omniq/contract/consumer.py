@@ -18,13 +18,14 @@ from typing import cast
 from omniq.context import log_fields
 from omniq.contract.handlers import Handlers
 from omniq.contract.words import context_of, whole
-from omniq.errors import DriverClosed, Invalid, OutcomeUnknown, Refused, StoreError
+from omniq.errors import DriverClosed, Invalid, Refused, StoreError
 from omniq.heartbeat import Heartbeat
 from omniq.models import Record, TaskError, new_id, new_token
 from omniq.operations import Ack, Beat, Fail, Operation, Reserve, Reserved, Retention, WorkerInfo
 from omniq.policy import after_failure, next_run
 from omniq.runner import release
 from omniq.storage.base import BaseStorage, Result
+from omniq.storage.sending import Sending, Unsendable
 from omniq.upkeep import Upkeep
 
 log = logging.getLogger("omniq.contract")
@@ -73,7 +74,7 @@ class Consumer:
         self._worker = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
         self._runs: set[_Run] = set()
         self._outbox: list[tuple[Operation, ...]] = []
-        self._unsent: tuple[list[tuple[Operation, ...]], bool] | None = None
+        self._unsent: Sending | None = None
         self._wake, self._ended = asyncio.Event(), asyncio.Event()
         self._stopping = self._abandoned = False
         self._dry = self._paused = self._known = False
@@ -177,27 +178,28 @@ class Consumer:
                 transactions.append((Beat(info=self._info()),))
             if not transactions:
                 return True
-            self._unsent = transactions, False
-        transactions, repeat = self._unsent
+            self._unsent = Sending(transactions)
+        sending = self._unsent
         try:
-            answers = await self._storage.apply(transactions, repeat=repeat)
-        except asyncio.CancelledError:
-            self._unsent = transactions, True  # it may have been carried out
-            raise
+            answers = await sending.send(self._storage)
         except StoreError as exc:
             if isinstance(exc, DriverClosed):
                 raise
             self._failures += 1
-            self._unsent = transactions, repeat or isinstance(exc, OutcomeUnknown)
             log.error("the store failed, it will be tried again: %s", exc, extra={"queue": self._queue})
             return False
-        self._unsent, self._failures, self._known = None, 0, True
-        for transaction, answer in zip(transactions, answers, strict=True):
+        self._unsent, self._known = None, True
+        served = True
+        for transaction, answer in zip(sending.transactions, answers, strict=True):
             self._take_answer(transaction[0], answer)
-        return True
+            served = served and not (isinstance(transaction[0], Reserve) and isinstance(answer, Refused))
+        self._failures = 0 if served else self._failures + 1
+        return served
 
     def _take_answer(self, op: Operation, answer: Result) -> None:
-        if isinstance(answer, Refused):  # somebody else has the job by now, and will do it again
+        if isinstance(answer, Unsendable) and (instead := answer.instead(op)):
+            self._outbox.append((instead,))
+        elif isinstance(answer, Refused):  # somebody else has the job by now, and will do it again
             job_id = getattr(op, "id", "")
             log.warning("%s of job %s was refused: %s", type(op).__name__, job_id, answer, extra={"task_id": job_id})
         elif isinstance(op, Reserve):

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
-from omniq.errors import DriverClosed, DuplicateId, Invalid, OutcomeUnknown, Refused, StoreError
+from omniq.errors import DriverClosed, DuplicateId, Invalid, Refused, StoreError
 from omniq.models import Record, new_token
 from omniq.operations import Operation, Release, Reserve, Reserved
 from omniq.server.jobs import GiveBack, Job, is_number
 from omniq.server.numbers import Numbers
 from omniq.server.waiting import Line, Lines, Waiter
 from omniq.storage.base import BaseStorage, Result
+from omniq.storage.sending import Repeats, Sending, Unsendable
 
 if TYPE_CHECKING:
     from omniq.server.session import Session
@@ -24,7 +25,8 @@ log = logging.getLogger("omniq.server")
 LEASE_US = 30_000_000  # renewed while the connection lives; a killed server's tasks come back when it ends, at the latest
 MAX_JOBS = 1000  # per turn, so that nobody waits long for the commit of others
 MAX_RESERVE = 1000
-UNKNOWN_TRIES = 4
+UNKNOWN_PAUSES_S = (0.05, 0.1, 0.2)  # connections wait meanwhile
+UNKNOWN = "a PUSH with an idempotency_key may be sent again"
 
 
 class FetchTasks(Job):
@@ -118,12 +120,16 @@ class Engine:
         touched: dict[Session, None] = {}
         for job, answer in zip(jobs, answers, strict=True):
             session = job.session
-            line = job.reply(answer)
+            line = _reply(job, answer)
             if session is not None:
                 session.settled(line)
                 touched[session] = None
         for (line, op), result in zip(served, reserved, strict=True):
-            await self._hand_out(line, op, result, touched)
+            if isinstance(result, Refused):
+                log.error("nothing can be fetched from %s: %s", ", ".join(line.queues), result)
+                self._tell_waiters(line, result, touched)
+            else:
+                await self._hand_out(line, op, cast(Reserved, result[0]), touched)
         for session in touched:
             session.go_on()
 
@@ -145,7 +151,7 @@ class Engine:
             jobs.append(job)
         return jobs
 
-    async def _carry_out(self, jobs: list[Job], reserves: list[Reserve]) -> tuple[list[Result | None], list[Reserved]]:
+    async def _carry_out(self, jobs: list[Job], reserves: list[Reserve]) -> tuple[list[Result | None], list[Result]]:
         wanted = sum(job.numbers for job in jobs)
         numbers = iter(await self.numbers.take(wanted) if wanted else ())
         transactions: list[tuple[Operation, ...]] = []
@@ -160,8 +166,7 @@ class Engine:
         for place, result in zip(places, results, strict=False):
             answers[place] = result
         await self._renumber(jobs, answers)
-        reserved = [_reserved(result) for result in results[len(places) :]]
-        return answers, reserved
+        return answers, results[len(places) :]
 
     async def _renumber(self, jobs: list[Job], answers: list[Result | None]) -> None:
         """A task of another door may have a number for an id: then the next number is tried."""
@@ -175,20 +180,13 @@ class Engine:
     async def _apply(self, transactions: list[tuple[Operation, ...]]) -> list[Result]:
         if not transactions:
             return []
-        repeat = False
-        for tries in range(UNKNOWN_TRIES):
+        sending, repeats = Sending(transactions), Repeats(transactions, pauses_s=UNKNOWN_PAUSES_S, advice=UNKNOWN)
+        while True:
             try:
-                return await self.storage.apply(transactions, repeat=repeat)
-            except OutcomeUnknown:
-                if tries == UNKNOWN_TRIES - 1:
-                    raise
-                repeat = True
-                await asyncio.sleep(0.05 * 2**tries)
-            except Invalid as exc:
-                if len(transactions) == 1:
-                    return [Refused(str(exc))]
-                return [(await self._apply([transaction]))[0] for transaction in transactions]  # only the guilty one fails
-        raise AssertionError
+                return await sending.send(self.storage)
+            except StoreError as exc:
+                pause = repeats.after(exc)
+            await asyncio.sleep(pause)
 
     def _tell_failure(self, jobs: list[Job], lines: list[Line], exc: Exception) -> None:
         touched: dict[Session, None] = {}
@@ -199,11 +197,15 @@ class Engine:
             elif isinstance(job, GiveBack) and not isinstance(exc, DriverClosed):
                 asyncio.get_running_loop().call_later(0.5, self.add, job)
         for line in lines:
-            for waiter in list(line.waiters):
-                waiter.session.fetch_failed(exc)
-                touched[waiter.session] = None
+            self._tell_waiters(line, exc, touched)
         for session in touched:
             session.go_on()
+
+    @staticmethod
+    def _tell_waiters(line: Line, exc: Exception, touched: dict[Session, None]) -> None:
+        for waiter in list(line.waiters):
+            waiter.session.fetch_failed(exc)
+            touched[waiter.session] = None
 
     # -- tasks to waiters --------------------------------------------------------------------------
 
@@ -235,10 +237,11 @@ class Engine:
                 await asyncio.sleep(0.2)
 
 
-def _reserved(result: Result) -> Reserved:
-    if isinstance(result, Refused):
-        raise result
-    return cast(Reserved, result[0])
+def _reply(job: Job, answer: Result | None) -> bytes | None:
+    """What cannot be sent for another reason than the client's own words is a failure of ours."""
+    if isinstance(answer, Unsendable) and not isinstance(answer.__cause__, Invalid):
+        return job.failed(answer)
+    return job.reply(answer)
 
 
 def release(task: Record) -> Release:

@@ -33,7 +33,7 @@ async def cancel(storage: BaseStorage, task_id: str) -> bytes:
         record = await storage.get(task_id)
         if record is None:
             break
-        (answer,) = await storage.apply([(Cancel(queue=record.queue, id=task_id),)])
+        (answer,) = await storage.send([(Cancel(queue=record.queue, id=task_id),)])
         if isinstance(answer, TaskNotFound):
             continue
         if isinstance(answer, Refused):

@@ -26,6 +26,7 @@ from omniq.server.metrics import Tally, start_metrics
 from omniq.server.options import ServeOptions
 from omniq.server.session import Session, extend_of
 from omniq.storage.base import BaseStorage
+from omniq.storage.sending import Sending, Unsendable
 from omniq.upkeep import Upkeep
 
 log = logging.getLogger("omniq.server")
@@ -114,9 +115,9 @@ class Server:
 
     async def _extend(self, held: list[tuple[Session, int]]) -> None:
         found = [(session, number, task) for session, number in held if (task := session.held.get(number)) is not None]
-        answers = await self.storage.apply([(extend_of(task),) for _, _, task in found])
+        answers = await Sending([(extend_of(task),) for _, _, task in found]).send(self.storage)
         for (session, number, task), answer in zip(found, answers, strict=True):
-            if session.held.get(number) is not task:
+            if session.held.get(number) is not task or isinstance(answer, Unsendable):
                 continue
             if isinstance(answer, Refused):
                 log.warning("task %s was lost: %s", task.id, answer, extra={"task_id": task.id})

@@ -97,7 +97,7 @@ class Waiting:
             if result.state is State.DEAD and result.finished_at_us < self._retry_before_us and id not in self._retried
         ]
         operations: list[tuple[Operation, ...]] = [(Requeue(queue=self.queue, id=id, reset_attempts=True),) for id in again]
-        self.bulk.storage.apply_blocking(operations)  # a refusal only says that it runs already
+        self.bulk.storage.send_blocking(operations)  # a refusal only says that it runs already
         self._retried.update(again)
         for id in again:
             del results[id]

@@ -157,7 +157,7 @@ class Writer(DataSourceArrowWriter):
             return bulk.stage(self.options.run_id, tasks, strict=self.options.strict)
         conflict = "error" if self.options.strict else "return"
         operations = tuple(msgspec.structs.replace(task, on_conflict=conflict) for task in tasks)
-        (answer,) = bulk.storage.apply_blocking([operations])
+        (answer,) = bulk.storage.send_blocking([operations])
         if isinstance(answer, Refused):
             raise answer
         there = sum(isinstance(outcome, Enqueued) and outcome.existed for outcome in answer)

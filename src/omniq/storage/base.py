@@ -9,14 +9,16 @@ store itself are raised. All times are integer microseconds; `now_us=None` means
 from __future__ import annotations
 
 import abc
+import asyncio
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from omniq.errors import Invalid, NotActive, Refused, TaskNotFound
+from omniq.errors import Invalid, NotActive, OutcomeUnknown, Refused, StoreError, TaskNotFound
 from omniq.models import (
     Record,
     State,
@@ -64,6 +66,7 @@ from omniq.policy import after_loss
 from omniq.serialization import MsgspecSerializer, Serializer
 from omniq.storage.checks import Transaction, check_transactions
 from omniq.storage.scanning import Range, ranges_of, scan_range
+from omniq.storage.sending import Repeats, Sending
 from omniq.storage.tables import Columns, Condition
 from omniq.storage.url import open_url
 from omniq.storage.waiting import Waiters
@@ -119,8 +122,8 @@ class BaseStorage(abc.ABC):
     ) -> list[Result]:
         """Carry out each transaction, all or nothing, in order; one answer each.
 
-        `repeat=True` says that the same call may have been carried out already (after `OutcomeUnknown`). Raises
-        `Invalid` before anything is sent, and `StoreError` when the store failed.
+        `repeat=True` says that the same call may have been carried out already (after `OutcomeUnknown`); `send` does that by
+        itself. Raises `Invalid` before anything is sent, and `StoreError` when the store failed.
         """
         self.check_call(transactions)
         return await self._apply(transactions, now_us, repeat)
@@ -131,6 +134,37 @@ class BaseStorage(abc.ABC):
         """`apply` from any thread, also while the event loop is blocked."""
         self.check_call(transactions)
         return self._apply_blocking(transactions, now_us, repeat)
+
+    async def send(self, transactions: Sequence[Transaction], now_us: int | None = None) -> list[Result]:
+        """`apply` for whoever waits for this one call: what stays without an answer is sent again, for some seconds.
+
+        Raises `OutcomeUnknown` only when the repeats failed too; the text says what is known.
+        """
+        try:
+            return await self.apply(transactions, now_us)
+        except OutcomeUnknown as exc:
+            repeats = Repeats(transactions)
+            pause = repeats.after(exc)
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                return repeats.read(await self.apply(transactions, now_us, repeat=repeats.repeat))
+            except StoreError as exc:
+                pause = repeats.after(exc)
+
+    def send_blocking(self, transactions: Sequence[Transaction], now_us: int | None = None) -> list[Result]:
+        """`send` from any thread."""
+        try:
+            return self.apply_blocking(transactions, now_us)
+        except OutcomeUnknown as exc:
+            repeats = Repeats(transactions)
+            pause = repeats.after(exc)
+        while True:
+            time.sleep(pause)
+            try:
+                return repeats.read(self.apply_blocking(transactions, now_us, repeat=repeats.repeat))
+            except StoreError as exc:
+                pause = repeats.after(exc)
 
     def check_call(self, transactions: Sequence[Transaction]) -> None:
         """Raise `Invalid` for what `apply` would not even send."""
@@ -435,13 +469,14 @@ class BaseStorage(abc.ABC):
         if not lost:
             return 0
         at = self.clock() if now_us is None else now_us
-        answers = await self.apply([(after_loss(lease, at, random.random()),) for lease in lost], now_us)  # noqa: S311
+        sending = Sending([(after_loss(lease, at, random.random()),) for lease in lost], now_us)  # noqa: S311
+        answers = await sending.send(self)
         return sum(not isinstance(a, Refused) for a in answers)  # a refusal only means that another was faster
 
     # -- one operation -----------------------------------------------------------------------------
 
     async def _one(self, op: Operation, kind: type[Expected], at: int | None = None) -> Expected:
-        (answer,) = await self.apply([(op,)], at)
+        (answer,) = await self.send([(op,)], at)
         if isinstance(answer, Refused):
             raise answer
         return cast(Expected, answer[0])

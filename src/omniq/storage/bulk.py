@@ -10,12 +10,13 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from omniq.errors import OutcomeUnknown, Refused, RunClosed, StoreUnavailable
+from omniq.errors import Refused, RunClosed, StoreError
 from omniq.models import Record, StoredResult, duration_us
 from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, Outcome, RunInfo, Shard, Stage, StoreInfo
 from omniq.portal import Portal
 from omniq.storage.base import BaseStorage
 from omniq.storage.scanning import BATCH, Range
+from omniq.storage.sending import Repeats
 from omniq.storage.tables import Columns, Condition, columns_of, visible
 
 T = TypeVar("T")
@@ -116,17 +117,14 @@ class Bulk:
 
     def _do(self, *operations: OnRun) -> list[Any]:
         """Each in a transaction of its own. All may be repeated, so a store that does not answer is asked for some seconds."""
-        transactions, pauses, sent = [(op,) for op in operations], iter(PAUSES_S), False
+        transactions = [(op,) for op in operations]
+        repeats = Repeats(transactions, pauses_s=PAUSES_S, patient=True)
         while True:
             try:
-                answers = self.storage.apply_blocking(transactions, repeat=sent)
+                answers = self.storage.apply_blocking(transactions, repeat=repeats.repeat)
                 break
-            except (OutcomeUnknown, StoreUnavailable) as exc:
-                sent = sent or isinstance(exc, OutcomeUnknown)
-                pause = next(pauses, None)
-                if pause is None:
-                    raise
-                time.sleep(pause)
+            except StoreError as exc:
+                time.sleep(repeats.after(exc))
         for answer in answers:
             if isinstance(answer, Refused):
                 raise answer

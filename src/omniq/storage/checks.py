@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from omniq.errors import DuplicateTarget, Invalid, InvalidLease, LimitExceeded, TaskIdRequired
-from omniq.models import MAX_BLOCKERS, check_id, check_name, check_queue, check_text
+from omniq.models import (
+    MAX_AT_ONCE,
+    MAX_BLOCKERS,
+    MAX_COUNT,
+    MAX_DURATION_US,
+    MAX_TIME_US,
+    check_count,
+    check_encodable,
+    check_id,
+    check_name,
+    check_queue,
+    check_text,
+)
 from omniq.operations import (
     Ack,
     Beat,
+    Cancel,
     Capabilities,
     CountFanIn,
     Enqueue,
     Extend,
+    Fail,
+    Held,
     OnRun,
     OnTask,
     OpenFanIn,
@@ -25,6 +41,7 @@ from omniq.operations import (
     Retry,
     Stage,
 )
+from omniq.policy import parse_backoff
 
 Transaction = Sequence[Operation]
 
@@ -46,15 +63,16 @@ def check_transactions(transactions: Sequence[Transaction], limits: Capabilities
 def _check_combined(transaction: Transaction, limits: Capabilities, good_queues: set[str]) -> None:
     if len(transaction) > limits.max_transaction:
         raise LimitExceeded(f"a transaction of {len(transaction)} operations; the limit is {limits.max_transaction}")
-    targets: set[str] = set()
+    targets: dict[str, Operation] = {}
     for op in transaction:
         if isinstance(op, Reserve | Beat | OpenFanIn | CountFanIn | OnRun):
             raise Invalid(f"{type(op).__name__} stands alone in its transaction")
         _check(op, limits, good_queues)
         assert isinstance(op, Enqueue | OnTask)
         if op.id in targets:
-            raise DuplicateTarget(f"task {op.id!r} appears twice in one transaction; send two transactions")
-        targets.add(op.id)
+            kinds = f"{type(targets[op.id]).__name__} and {type(op).__name__}"
+            raise DuplicateTarget(f"task {op.id!r} appears twice in one transaction ({kinds}); send two transactions")
+        targets[op.id] = op
 
 
 def _check(op: Operation, limits: Capabilities, good_queues: set[str]) -> None:
@@ -65,30 +83,55 @@ def _check(op: Operation, limits: Capabilities, good_queues: set[str]) -> None:
     elif isinstance(op, OnTask):
         if not op.id:
             raise TaskIdRequired(f"{type(op).__name__} needs the id of a task")
+        if not op.id.isascii():
+            check_encodable(op.id, "task id", TaskIdRequired)
         if op.queue not in good_queues:
             check_queue(op.queue)
             good_queues.add(op.queue)
-        if not isinstance(op, Ack):  # it has nothing more to check, and is what is sent most
+        if isinstance(op, Ack):  # what is sent most
+            _check_ack(op, limits)
+        else:
             _check_on_task(op)
     elif isinstance(op, OpenFanIn | CountFanIn):
         _check_fan_in(op)
     elif isinstance(op, OnRun):
         _check_run(op, limits, good_queues)
-    elif not isinstance(op, Beat):
+    elif isinstance(op, Beat):
+        _check_beat(op)
+    else:
         raise Invalid(f"{type(op).__name__} is not an operation of the driver contract")
 
 
+def _check_ack(op: Ack, limits: Capabilities) -> None:
+    if not (op.token.isascii() and op.encoding.isascii()):
+        _check_texts(op, "token", "encoding")
+    if op.result is not None and len(op.result) > limits.max_payload:
+        raise LimitExceeded(f"result of {len(op.result)} bytes; the limit of this store is {limits.max_payload}")
+    if op.again_us is not None:
+        _check_time(op.again_us, "again_us")
+    if op.ran_us is not None and not 0 <= op.ran_us <= MAX_COUNT:
+        check_count(op.ran_us, "ran_us")
+
+
 def _check_on_task(op: OnTask) -> None:
-    if isinstance(op, Extend) and op.lease_us is not None and op.lease_us <= 0:
-        raise InvalidLease(f"a lease of {op.lease_us} µs: it must last longer than nothing")
-    if isinstance(op, Progress) and len(op.data) > MAX_PROGRESS:
-        raise LimitExceeded(f"progress of {len(op.data)} bytes; the limit is {MAX_PROGRESS}")
-    if isinstance(op, Retry):
+    if isinstance(op, Held) and not op.token.isascii():
+        check_encodable(op.token, "token")
+    if isinstance(op, Extend):
+        _check_lease(op.lease_us)
+    elif isinstance(op, Progress):
+        if len(op.data) > MAX_PROGRESS:
+            raise LimitExceeded(f"progress of {len(op.data)} bytes; the limit is {MAX_PROGRESS}")
+    elif isinstance(op, Retry):
         _at_most_one(op, "delay_us", "due_us")
-        if op.attempts is not None and op.attempts < 0:
-            raise Invalid(f"attempts cannot be negative: {op.attempts}")
-    if isinstance(op, Reschedule | Requeue):
+        _check_counts(op, "attempts", "ran_us")
+    elif isinstance(op, Fail):
+        _check_counts(op, "ran_us")
+        if op.again_us is not None:
+            _check_time(op.again_us, "again_us")
+    elif isinstance(op, Reschedule | Requeue):
         _at_most_one(op, "delay_us", "eta_us")
+    elif isinstance(op, Cancel) and op.token is not None:
+        check_encodable(op.token, "token")
 
 
 def _check_enqueue(op: Enqueue, limits: Capabilities, good_queues: set[str]) -> None:
@@ -101,17 +144,25 @@ def _check_enqueue(op: Enqueue, limits: Capabilities, good_queues: set[str]) -> 
         raise LimitExceeded(f"payload of {len(op.payload)} bytes; the limit of this store is {limits.max_payload}")
     if op.eta_us is not None or op.delay_us is not None:
         _at_most_one(op, "delay_us", "eta_us")
-    if op.max_attempts < 0 or op.group_limit < 0:
-        raise Invalid(f"max_attempts and group_limit cannot be negative: {op.max_attempts}, {op.group_limit}")
-    timeout, lease, interval = op.timeout_us, op.lease_us, op.interval_us
-    if timeout is not None and timeout <= 0:
-        raise Invalid(f"timeout must be longer than nothing, not {timeout} µs")
-    if lease is not None and lease <= 0:
-        raise InvalidLease(f"lease must be longer than nothing, not {lease} µs")
-    if interval is not None and interval <= 0:
-        raise Invalid(f"interval must be longer than nothing, not {interval} µs")
-    if (op.result_ttl_us is not None and op.result_ttl_us < 0) or op.key_ttl_us <= 0:
-        raise Invalid(f"result_ttl cannot be negative and key_ttl must be positive: {op.result_ttl_us}, {op.key_ttl_us}")
+    if not (0 <= op.max_attempts <= MAX_COUNT and 0 <= op.group_limit <= MAX_COUNT):
+        _check_counts(op, "max_attempts", "group_limit")
+    timeout, lease, interval, ttl = op.timeout_us, op.lease_us, op.interval_us, op.result_ttl_us
+    if timeout is not None and not 0 < timeout <= MAX_DURATION_US:
+        _check_duration(timeout, "timeout")
+    if lease is not None and not 0 < lease <= MAX_DURATION_US:
+        _check_lease(lease)
+    if interval is not None and not 0 < interval <= MAX_DURATION_US:
+        _check_duration(interval, "interval")
+    if ttl is not None and not 0 <= ttl <= MAX_DURATION_US:
+        _check_duration(ttl, "result_ttl", 0)
+    if not 0 < op.key_ttl_us <= MAX_DURATION_US:
+        _check_duration(op.key_ttl_us, "key_ttl")
+    if not (op.encoding.isascii() and op.origin.isascii() and op.fingerprint.isascii()):
+        _check_texts(op, "encoding", "origin", "fingerprint")
+    if op.backoff:
+        parse_backoff(op.backoff)
+    if op.headers is not None:
+        _check_headers(op.headers)
     if op.group is not None:
         check_text(op.group, "group")
     if op.idempotency_key is not None:
@@ -121,15 +172,19 @@ def _check_enqueue(op: Enqueue, limits: Capabilities, good_queues: set[str]) -> 
     if op.blocked_by:
         if len(op.blocked_by) > MAX_BLOCKERS:
             raise LimitExceeded(f"blocked_by names {len(op.blocked_by)} tasks; the limit is {MAX_BLOCKERS}")
-        if any(b.id == op.id for b in op.blocked_by):
-            raise Invalid(f"task {op.id!r} cannot wait for itself")
+        for blocker in op.blocked_by:
+            if blocker.id == op.id:
+                raise Invalid(f"task {op.id!r} cannot wait for itself")
+            check_encodable(blocker.id, "blocked_by", TaskIdRequired)
+            check_encodable(blocker.queue, "the queue of blocked_by")
 
 
 def _check_reserve(op: Reserve, good_queues: set[str]) -> None:
-    if op.limit < 1:
-        raise Invalid(f"Reserve(limit={op.limit}): ask for at least one task")
-    if op.lease_us is not None and op.lease_us <= 0:
-        raise InvalidLease(f"a lease of {op.lease_us} µs: it must last longer than nothing")
+    if not 1 <= op.limit <= MAX_AT_ONCE:
+        check_count(op.limit, "the limit of a Reserve", 1, MAX_AT_ONCE)
+    _check_lease(op.lease_us)
+    if not (op.token.isascii() and op.worker.isascii()):
+        _check_texts(op, "token", "worker")
     if len(op.token) < MIN_TOKEN:
         raise Invalid("Reserve needs a fresh token of at least 96 random bits; omniq.models.new_token() makes one")
     for queue in op.queues:
@@ -144,15 +199,16 @@ def _check_fan_in(op: OpenFanIn | CountFanIn) -> None:
         raise Invalid(f"fan-in key {op.key[:140]!r}: use 1 to {MAX_FAN_IN_KEY} characters without braces")
     if isinstance(op, CountFanIn):
         check_text(op.member, "member of a fan-in")
-    elif op.expected < 1 or op.ttl_us <= 0:
-        raise Invalid(f"a fan-in waits for at least one member, longer than nothing: {op.expected}, {op.ttl_us} µs")
+    else:
+        check_count(op.expected, "expected", 1)
+        _check_duration(op.ttl_us, "the ttl of a fan-in")
 
 
 def _check_run(op: OnRun, limits: Capabilities, good_queues: set[str]) -> None:
     check_queue(op.queue)
     check_text(op.run_id, "run_id")
-    if isinstance(op, OpenRun) and op.ttl_us <= 0:
-        raise Invalid(f"run {op.run_id!r}: its ttl must be longer than nothing, not {op.ttl_us} µs")
+    if isinstance(op, OpenRun):
+        _check_duration(op.ttl_us, f"the ttl of run {op.run_id!r}")
     if not isinstance(op, Stage):
         return
     if len(op.tasks) > limits.max_transaction:
@@ -165,9 +221,56 @@ def _check_run(op: OnRun, limits: Capabilities, good_queues: set[str]) -> None:
             raise Invalid(f"task {task.id!r}: a staged task can wait for a time (eta), not for other tasks or a delay")
 
 
-def _at_most_one(op: Operation, *names: str) -> None:
-    given = {n: getattr(op, n) for n in names if getattr(op, n) is not None}
-    if len(given) > 1:
-        raise Invalid(f"{type(op).__name__}: give only one of {', '.join(given)}")
-    if any(value < 0 for value in given.values()):
-        raise Invalid(f"{type(op).__name__}: times cannot be negative: {given}")
+def _check_beat(op: Beat) -> None:
+    info = op.info
+    _check_texts(info, "worker", "host")
+    for queue in info.queues:
+        check_encodable(queue, "queues")
+    _check_counts(info, "pid", "running", "concurrency", "started_at_us", "seen_at_us")
+
+
+# -- fields ----------------------------------------------------------------------------------------
+
+
+def _check_texts(holder: Any, *names: str) -> None:
+    for name in names:
+        check_encodable(getattr(holder, name), name)
+
+
+def _check_counts(holder: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(holder, name)
+        if value is not None:
+            check_count(value, name)
+
+
+def _check_headers(headers: dict[str, str]) -> None:
+    for name, value in headers.items():
+        if not (name.isascii() and value.isascii()):
+            check_encodable(name, "the name of a header")
+            check_encodable(value, f"header {name!r}")
+
+
+def _check_lease(us: int | None) -> None:
+    if us is not None and not 0 < us <= MAX_DURATION_US:
+        raise InvalidLease(f"a lease of {us} µs: it must last longer than nothing, and at most {MAX_DURATION_US} µs")
+
+
+def _check_duration(us: int, what: str, least: int = 1) -> None:
+    if not least <= us <= MAX_DURATION_US:
+        raise Invalid(f"{what} must be {least} to {MAX_DURATION_US} µs, not {us}")
+
+
+def _check_time(us: int, what: str) -> None:
+    if not 0 <= us <= MAX_TIME_US:
+        raise Invalid(f"{what} must be a time from 1970 to 9999, in µs, not {us}")
+
+
+def _at_most_one(op: Operation, delay: str, moment: str) -> None:
+    delay_us, moment_us = getattr(op, delay), getattr(op, moment)
+    if delay_us is not None and moment_us is not None:
+        raise Invalid(f"{type(op).__name__}: give only one of {delay}, {moment}")
+    if delay_us is not None:
+        _check_duration(delay_us, delay, 0)
+    if moment_us is not None:
+        _check_time(moment_us, moment)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omniq.errors import ConfigError, EventsLost, StoreUnavailable
-from omniq.models import Record, State, StoredResult, check_queue, now_us
+from omniq.models import Record, State, StoredResult, check_encodable, check_queue, now_us
 from omniq.operations import (
     EventRow,
     Filter,
@@ -144,6 +144,8 @@ class FileStorage(LocalStorage[Section]):
     # -- looking -----------------------------------------------------------------------------------
 
     async def get(self, id: str, queue: str | None = None) -> Record | None:
+        check_encodable(id, "task id")
+
         def work(section: Section) -> Record | None:
             entry = section.index.entries.get(id)
             return None if entry is None or (queue is not None and entry.queue != queue) else section.record(entry)
@@ -151,6 +153,8 @@ class FileStorage(LocalStorage[Section]):
         return await self._do(work)
 
     async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
+        check_encodable("".join(ids), "task id")
+
         def work(section: Section) -> dict[str, StoredResult]:
             found = {id: section.ledger.result(id) for id in ids}
             return {id: result for id, result in found.items() if result is not None}
@@ -204,6 +208,7 @@ class FileStorage(LocalStorage[Section]):
         return await self._do(work)
 
     async def events_of(self, id: str) -> list[EventRow]:
+        check_encodable(id, "task id")
         return await self._do(lambda section: section.folder.events_of(id))
 
     # -- in bulk -----------------------------------------------------------------------------------

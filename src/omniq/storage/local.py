@@ -12,8 +12,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, Invalid, StoreUnavailable
-from omniq.models import check_queue, check_text
+from omniq.errors import ConfigError, DriverClosed, StoreUnavailable
+from omniq.models import MAX_AT_ONCE, check_count, check_queue, check_text
 from omniq.operations import KEY_TTL_US, Capabilities, Enqueue, EventRow, OnTask, Saved
 from omniq.storage import locks
 from omniq.storage.base import BaseStorage, Result, Transaction
@@ -158,8 +158,7 @@ class LocalStorage(BaseStorage, abc.ABC, Generic[S]):
         return self.clock() if now_us is None else now_us
 
     async def allocate_ids(self, n: int) -> int:
-        if n < 1:
-            raise Invalid(f"allocate_ids({n}): ask for at least one")
+        check_count(n, "allocate_ids", 1, MAX_AT_ONCE)
         return await self._do(lambda section: self._allocate(section, n))
 
     @abc.abstractmethod
@@ -188,8 +187,7 @@ class LocalStorage(BaseStorage, abc.ABC, Generic[S]):
     async def set_group_limit(self, queue: str, group: str, limit: int) -> None:
         check_queue(queue)
         check_text(group, "group")
-        if limit < 1:
-            raise Invalid(f"group limit {limit}: it must be at least 1")
+        check_count(limit, "group limit", 1)
         await self._do(lambda section: section.machine.set_group_limit(queue, group, limit))
 
     # -- waiting and liveness ----------------------------------------------------------------------

@@ -12,8 +12,19 @@ from typing import Any, cast
 
 import msgspec
 
-from omniq.errors import DriverClosed, EventsLost, Invalid
-from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
+from omniq.errors import DriverClosed, EventsLost
+from omniq.models import (
+    MAX_AT_ONCE,
+    Record,
+    State,
+    StoredResult,
+    check_count,
+    check_encodable,
+    check_queue,
+    check_text,
+    new_id,
+    now_us,
+)
 from omniq.operations import (
     KEY_TTL_US,
     Capabilities,
@@ -422,8 +433,7 @@ class MemoryStorage(BaseStorage):
             self.waiters.notify(machine.ready_queues, machine.ended_tasks)
 
     async def allocate_ids(self, n: int) -> int:
-        if n < 1:
-            raise Invalid(f"allocate_ids({n}): ask for at least one")
+        check_count(n, "allocate_ids", 1, MAX_AT_ONCE)
         with self._lock:
             ledger = self._ready()
             first = ledger.ids + 1
@@ -556,11 +566,13 @@ class MemoryStorage(BaseStorage):
     # -- looking -----------------------------------------------------------------------------------
 
     async def get(self, id: str, queue: str | None = None) -> Record | None:
+        check_encodable(id, "task id")
         with self._lock:
             task = self._ready().tasks.get(id)
             return None if task is None or (queue is not None and task.queue != queue) else copy.copy(task)
 
     async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
+        check_encodable("".join(ids), "task id")
         with self._lock:
             found = self._ready().results
             return {i: copy.copy(found[i][0]) for i in ids if i in found}
@@ -641,6 +653,7 @@ class MemoryStorage(BaseStorage):
             return ledger.log[start : max(end, start)]
 
     async def events_of(self, id: str) -> list[EventRow]:
+        check_encodable(id, "task id")
         with self._lock:
             return [e for e in self._ready().log if e.task_id == id]
 
@@ -689,8 +702,7 @@ class MemoryStorage(BaseStorage):
     async def set_group_limit(self, queue: str, group: str, limit: int) -> None:
         check_queue(queue)
         check_text(group, "group")
-        if limit < 1:
-            raise Invalid(f"group limit {limit}: it must be at least 1")
+        check_count(limit, "group limit", 1)
         with self._lock:
             machine = Machine(self._ready())
             machine.set_group_limit(queue, group, limit)

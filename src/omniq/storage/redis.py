@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew, StoreUnavailable
-from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
+from omniq.models import (
+    MAX_AT_ONCE,
+    Record,
+    State,
+    StoredResult,
+    check_count,
+    check_encodable,
+    check_queue,
+    check_text,
+    new_id,
+    now_us,
+)
 from omniq.operations import (
     KEY_TTL_US,
     Capabilities,
@@ -284,8 +295,7 @@ class RedisStorage(BaseStorage):
         return [answer[0] for answer in replies]
 
     async def allocate_ids(self, n: int) -> int:
-        if n < 1:
-            raise Invalid(f"allocate_ids({n}): ask for at least one")
+        check_count(n, "allocate_ids", 1, MAX_AT_ONCE)
         client = await self._opened()
         return int(await client.command("INCRBY", IDS, n)) - n + 1
 
@@ -462,12 +472,14 @@ class RedisStorage(BaseStorage):
         return tasks
 
     async def get(self, id: str, queue: str | None = None) -> Record | None:
+        check_encodable(id, "task id")
         names = await self._names() if queue is None else [queue]
         await self._opened()
         found = [t for t in await self._load([(q, id) for q in names]) if t is not None]
         return found[0] if found else None
 
     async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
+        check_encodable("".join(ids), "task id")
         client, names = self._client, await self._names()
         if not ids:
             return {}
@@ -599,6 +611,7 @@ class RedisStorage(BaseStorage):
         return rows
 
     async def events_of(self, id: str) -> list[EventRow]:
+        check_encodable(id, "task id")
         rows: list[EventRow] = []
         for queue in await self._names():
             rows += [e for e in await self._read_events(queue, 0, "+", 1 << 40) if e.task_id == id]
@@ -629,8 +642,7 @@ class RedisStorage(BaseStorage):
     async def set_group_limit(self, queue: str, group: str, limit: int) -> None:
         check_queue(queue)
         check_text(group, "group")
-        if limit < 1:
-            raise Invalid(f"group limit {limit}: it must be at least 1")
+        check_count(limit, "group limit", 1)
         await self._opened()
         await self._list([queue])
         await self._upkeep([queue], None, "limit", group=group, limit=limit)

@@ -74,10 +74,10 @@ class Batches:
         try:
             answers = await self._script(together[0].key, entries, now, repeat)
         except BaseException as exc:
-            told = exc if isinstance(exc, Exception) else DriverClosed("the event loop ends")
-            for call in together:
-                if not call.future.done():
-                    call.future.set_exception(told)
+            if type(exc) is StoreError and len(together) > 1:  # the call of one of them: only that one shall fail
+                await self._apart(together, now)
+                return
+            _tell(together, exc)
             if not isinstance(exc, StoreError):
                 raise
         else:
@@ -88,6 +88,27 @@ class Batches:
                 start += len(call.entries)
         finally:
             self._landed(kind, line)
+
+    async def _apart(self, together: list[_Waiting], now: int | None) -> None:
+        """Each alone, as a repeat: what a script did before it failed stays done."""
+        for call in together:
+            try:
+                answers = await self._script(call.key, call.entries, now, True)
+            except StoreError as exc:
+                _tell([call], exc)
+            except BaseException as exc:
+                _tell(together, exc)
+                raise
+            else:
+                if not call.future.done():
+                    call.future.set_result(answers)
+
+
+def _tell(calls: list[_Waiting], exc: BaseException) -> None:
+    told = exc if isinstance(exc, Exception) else DriverClosed("the event loop ends")
+    for call in calls:
+        if not call.future.done():
+            call.future.set_exception(told)
 
 
 def _next_call(waiting: list[_Waiting]) -> list[_Waiting]:

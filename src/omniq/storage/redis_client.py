@@ -42,7 +42,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from omniq.errors import ConfigError, OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
+from omniq.errors import ConfigError, Invalid, OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.storage.redis_nodes import AsyncNodes, Nodes
 from omniq.storage.redis_wire import Command
 from omniq.storage.url import mask
@@ -438,6 +438,8 @@ class Client:
         try:
             async with asyncio.timeout(ANSWER_S):
                 yield await nodes.ready() if nodes is not None else self.of_loop()
+        except UnicodeEncodeError as exc:
+            raise Invalid(f"{exc.object[:40]!r} cannot be in a store: it has half a character at {exc.start}") from exc
         except (*_LOST, RedisClusterException) as exc:
             if nodes is not None:
                 nodes.stale = True
@@ -454,7 +456,7 @@ class Client:
     def _unanswered(self, exc: BaseException) -> StoreError:
         if isinstance(exc, BusyLoadingError | AuthenticationError):
             return StoreUnavailable(f"{self.name} does not serve: {exc}")
-        return OutcomeUnknown(f"{self.name} was asked and did not answer ({exc}); send the same call with repeat=True")
+        return OutcomeUnknown(f"{self.name} was asked and did not answer ({exc})")
 
     def translate(self, exc: Exception) -> StoreError:
         """An error of the server, which refused the whole call: nothing happened."""

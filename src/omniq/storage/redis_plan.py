@@ -52,9 +52,7 @@ class Plan:
         """That nothing happened is true only as long as no other slot has done its part."""
         if not self.carried_out:
             raise exc
-        raise OutcomeUnknown(
-            f"a part of this call was carried out, and then {exc}; send the same call with repeat=True"
-        ) from exc
+        raise OutcomeUnknown(f"a part of this call was carried out, and then {exc}") from exc
 
     def steps(self) -> Iterable[tuple[str, Part]]:
         open_parts: dict[int, tuple[str, list[int]]] = {}

@@ -17,8 +17,8 @@ from typing import Any, cast
 import aiosqlite
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, EventsLost, StoreUnavailable
-from omniq.models import Record, State, StoredResult, check_queue, now_us
+from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreUnavailable
+from omniq.models import Record, State, StoredResult, check_encodable, check_queue, now_us
 from omniq.operations import (
     EventRow,
     Filter,
@@ -124,11 +124,15 @@ class SQLiteStorage(LocalStorage[Section]):
     async def _fetch(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         if self._writer is None or self._pid != os.getpid():
             await self.open()
-        if self.in_memory:
-            return await self._do(lambda section: section.connection.execute(sql, parameters).fetchall())
         try:
+            if self.in_memory:
+                return await self._do(lambda section: section.connection.execute(sql, parameters).fetchall())
             reader = self._reader or await self._open_reader()
             return cast("list[Row]", await reader.execute_fetchall(sql, parameters))
+        except UnicodeEncodeError as exc:
+            raise Invalid(f"{exc.object[:40]!r} cannot be in a store: it has half a character at {exc.start}") from exc
+        except OverflowError as exc:
+            raise Invalid(f"a number is too large to be in a store: {exc}") from exc
         except ValueError as exc:
             raise DriverClosed(f"the storage {self.path} was closed") from exc
         except Exception as exc:
@@ -217,6 +221,7 @@ class SQLiteStorage(LocalStorage[Section]):
         return record_of(rows[0]) if rows else None
 
     async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
+        check_encodable("".join(ids), "task id")
         sql = f"""SELECT {_RESULT_COLUMNS} FROM results WHERE seq IN
             (SELECT seq FROM tasks WHERE id IN (SELECT value FROM json_each(?)))"""
         return {row[0]: result_of_row(row) for row in await self._fetch(sql, (_json(list(ids)),))}

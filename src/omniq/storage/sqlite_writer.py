@@ -27,6 +27,14 @@ Work = Callable[["Section"], T]
 BUSY_TIMEOUT_MS = 30_000
 PAGE_BYTES = 8192  # rows of some 300 bytes: a quarter less time per insert than with 4096
 WAL_PAGES = 2000
+# What SQLite says of a value or a row, not of itself: another call may well succeed.
+_OF_THE_CALL = (
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.NotSupportedError,
+    sqlite3.ProgrammingError,
+)
 OLDEST = (3, 33)  # the first with UPDATE … FROM
 
 
@@ -152,6 +160,8 @@ def translate(exc: BaseException, path: str) -> BaseException:
     """The store's words for what SQLite says."""
     if isinstance(exc, StoreError):
         return exc
+    if isinstance(exc, _OF_THE_CALL):
+        return StoreError(f"{path} cannot take this: {exc}")
     if isinstance(exc, sqlite3.Error):
         code = getattr(exc, "sqlite_errorname", "") or ""
         if code.startswith("SQLITE_FULL"):

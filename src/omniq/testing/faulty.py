@@ -90,7 +90,7 @@ class FaultyStorage(BaseStorage):
             await asyncio.sleep(self.delay_s)
         answers = await self.inner.apply(transactions, now_us, repeat=repeat)
         if fault == "unknown":
-            raise OutcomeUnknown("the faulty storage was told to lose its answer; send the call again with repeat=True")
+            raise OutcomeUnknown("the faulty storage was told to lose its answer")
         return answers
 
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
@@ -101,7 +101,7 @@ class FaultyStorage(BaseStorage):
             time.sleep(self.delay_s)
         answers = self.inner.apply_blocking(transactions, now_us, repeat=repeat)
         if fault == "unknown":
-            raise OutcomeUnknown("the faulty storage was told to lose its answer; send the call again with repeat=True")
+            raise OutcomeUnknown("the faulty storage was told to lose its answer")
         return answers
 
     # -- straight through --------------------------------------------------------------------------

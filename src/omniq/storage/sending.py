@@ -1,0 +1,222 @@
+"""How a call reaches its end: what stayed without an answer is sent again, and what cannot be sent costs only itself.
+
+`Repeats` is for whoever waits for one call: every door. `Sending` is for whoever gathers the transactions of many into one
+call, and holds on to them until each has its answer: workers, consumers, the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from omniq.errors import (
+    DriverClosed,
+    Invalid,
+    NotDead,
+    OmniQError,
+    OutcomeUnknown,
+    Refused,
+    StoreError,
+    StoreUnavailable,
+    TaskNotFound,
+)
+from omniq.models import State, TaskError, new_id, new_token
+from omniq.operations import Ack, Enqueue, Extend, Fail, Operation, Outcome, Remove, Removed, Requeue, Requeued, Reserve, Retry
+from omniq.storage.checks import Transaction
+
+if TYPE_CHECKING:
+    from omniq.storage.base import BaseStorage, Result
+
+log = logging.getLogger("omniq.storage")
+
+PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+REPEAT_FOR_S = 5.0  # no repeat begins later; the last one may take as long as the store lets it
+
+
+class Repeats:
+    """What follows a call that stayed without an answer: pauses and repeats, and in the end an error that says what is known.
+
+    With `patient`, a store that was away from the beginning is asked again too. `advice` is for callers who know no ids.
+    """
+
+    def __init__(
+        self,
+        transactions: Sequence[Transaction],
+        *,
+        pauses_s: Sequence[float] | None = None,
+        patient: bool = False,
+        advice: str = "",
+    ) -> None:
+        self._transactions, self._patient, self._advice = transactions, patient, advice
+        self._pauses = iter(PAUSES_S if pauses_s is None else pauses_s)
+        self._until: float | None = None
+        self._unknown: OutcomeUnknown | None = None
+        self.sent = 0
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the call may have been carried out."""
+        return self._unknown is not None
+
+    @property
+    def repeat(self) -> bool:
+        """What `apply` is told. A lease may simply be extended twice: that it was lost must not be read as done."""
+        return self.unknown and not any(isinstance(op, Extend) for t in self._transactions for op in t)
+
+    def after(self, exc: StoreError) -> float:
+        """How many seconds to wait before the same call is sent again; raises when it is over."""
+        self.sent += 1
+        if isinstance(exc, OutcomeUnknown):
+            self._unknown = exc
+        elif self._unknown is None and not (self._patient and isinstance(exc, StoreUnavailable)):
+            raise exc
+        if self._until is None:
+            self._until = time.monotonic() + (math.inf if self._patient else REPEAT_FOR_S)
+        pause = None if isinstance(exc, DriverClosed) else next(self._pauses, None)
+        if pause is not None and time.monotonic() + pause < self._until:
+            return pause
+        if self._unknown is None:
+            raise exc
+        last = "" if isinstance(exc, OutcomeUnknown) else f", then: {exc}"
+        raise OutcomeUnknown(
+            f"{self._unknown} (sent {self.sent} times{last}). It may have been carried out or not; "
+            f"{self._advice or self._next_step()}"
+        ) from exc
+
+    def _next_step(self) -> str:
+        new = [op for t in self._transactions for op in t if isinstance(op, Enqueue)]
+        if not new:
+            return "look before you do it again"
+        if all(op.fingerprint and op.on_conflict != "replace_finished" for op in new):  # a key or an id of the caller's own
+            return "the same enqueue again stores it once"
+        ids = ", ".join(repr(op.id) for op in new[:3]) + (", …" if len(new) > 3 else "")
+        return f"look for {ids} in the store before you enqueue it again"
+
+    def read(self, answers: list[Result]) -> list[Result]:
+        """The answers; a refusal that only says that the first call was carried out is read as that."""
+        if not self.unknown:
+            return answers
+        return [_done_before(t, a) if isinstance(a, Refused) else a for t, a in zip(self._transactions, answers, strict=True)]
+
+
+def _done_before(transaction: Transaction, refusal: Refused) -> Result:
+    done: Outcome
+    if isinstance(refusal, TaskNotFound) and all(isinstance(op, Remove) for op in transaction):
+        done = Removed()
+    elif isinstance(refusal, NotDead) and all(isinstance(op, Requeue) for op in transaction):
+        done = Requeued(state=State.READY)
+    else:
+        return refusal
+    return [done for _ in transaction]
+
+
+class Unsendable(Refused):
+    """In place of an answer: this transaction cannot be sent. Its `__cause__` says why."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause) if isinstance(cause, OmniQError) else f"{type(cause).__name__}: {cause}")
+        self.__cause__ = cause
+
+    @property
+    def error(self) -> TaskError:
+        return TaskError.of(self.__cause__ or self)
+
+    def instead(self, op: Operation) -> Fail | None:
+        """How a run ends whose own end cannot be sent; None where its lease has to run out."""
+        if not isinstance(op, Ack | Retry | Fail):
+            return None
+        again_us = None if isinstance(op, Retry) else op.again_us
+        plain = Fail(queue=op.queue, id=op.id, token=op.token, late=True, error=self.error, again_us=again_us)
+        was_it = isinstance(op, Fail) and op.error is not None and op.error.type == plain.error.type  # type: ignore[union-attr]
+        return None if was_it else plain
+
+
+class Sending:
+    """Transactions on their way, until each has its answer. What cannot be sent is found by halves.
+
+    `send` raises `StoreError` while the store is away; called again, it goes on where it was. What may have been carried out
+    already is sent as a repeat, so nothing is done twice.
+    """
+
+    def __init__(self, transactions: Sequence[Transaction], now_us: int | None = None) -> None:
+        self.transactions, self._now_us = transactions, now_us
+        self._answers: list[Result | None] = [None] * len(transactions)
+        self._parts = [(0, len(transactions), False)] if transactions else []
+
+    async def send(self, storage: BaseStorage) -> list[Result]:
+        works = False
+        while self._parts:
+            start, end, repeat = self._parts[0]
+            try:
+                answers = await storage.apply(self.transactions[start:end], self._now_us, repeat=repeat)
+            except BaseException as exc:
+                self._must_be_its_own(exc)
+                if isinstance(exc, StoreError) and not works:
+                    probe = self._probe(exc)
+                    try:
+                        await storage.apply([probe])
+                    except Exception:
+                        raise exc from None
+                    works = True
+                self._split(exc)
+            else:
+                self._answered(answers)
+        return cast("list[Result]", self._answers)
+
+    def send_blocking(self, storage: BaseStorage) -> list[Result]:
+        """`send` from any thread."""
+        works = False
+        while self._parts:
+            start, end, repeat = self._parts[0]
+            try:
+                answers = storage.apply_blocking(self.transactions[start:end], self._now_us, repeat=repeat)
+            except BaseException as exc:
+                self._must_be_its_own(exc)
+                if isinstance(exc, StoreError) and not works:
+                    probe = self._probe(exc)
+                    try:
+                        storage.apply_blocking([probe])
+                    except Exception:
+                        raise exc from None
+                    works = True
+                self._split(exc)
+            else:
+                self._answered(answers)
+        return cast("list[Result]", self._answers)
+
+    def _answered(self, answers: list[Result]) -> None:
+        start, end, _ = self._parts.pop(0)
+        self._answers[start:end] = answers
+
+    def _must_be_its_own(self, exc: BaseException) -> None:
+        """Raise what says nothing of the transactions: the store is away, or somebody interrupted this."""
+        start, end, repeat = self._parts[0]
+        of_the_store = isinstance(exc, StoreError) and type(exc) is not StoreError
+        nothing_happened = isinstance(exc, Invalid) or (of_the_store and not isinstance(exc, OutcomeUnknown))
+        self._parts[0] = start, end, repeat or not nothing_happened
+        if of_the_store or not isinstance(exc, Exception):
+            raise exc
+
+    def _probe(self, exc: StoreError) -> Transaction:
+        """A transaction that finds nothing: if that fails too, it is the store."""
+        start, end, _ = self._parts[0]
+        for op in (op for transaction in self.transactions[start:end] for op in transaction):
+            queue = op.queues[0] if isinstance(op, Reserve) else getattr(op, "queue", None)
+            if queue is not None:
+                return (Extend(queue=queue, id=new_id(), token=new_token()),)
+        raise exc
+
+    def _split(self, exc: BaseException) -> None:
+        start, end, repeat = self._parts[0]
+        if end - start == 1:
+            answer = self._answers[start] = Unsendable(cast(Exception, exc))
+            del self._parts[0]
+            op = self.transactions[start][0]
+            task_id = getattr(op, "id", "")
+            log.error("%s of task %r cannot be sent: %s", type(op).__name__, task_id, answer, extra={"task_id": task_id})
+        else:
+            middle = (start + end) // 2
+            self._parts[:1] = [(start, middle, repeat), (middle, end, repeat)]
