@@ -156,6 +156,34 @@ def test_a_server_whose_clients_wait_asks_the_store_for_nothing(oq: AsyncOmniQ) 
     asyncio.run(scenario())
 
 
+def test_a_server_tells_the_registry_what_its_clients_work_on_and_wait_for(
+    oq: AsyncOmniQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omniq.server.server.TELL_S", 0.02)
+
+    async def scenario() -> None:
+        async with oq, Server(oq.storage, ServeOptions(port=0)) as server:
+
+            async def says(busy: dict[str, int]) -> bool:
+                return [worker.busy for worker in await oq.workers()] == [busy]
+
+            one, other = await talk(server), await talk(server)
+            waiting = asyncio.ensure_future(other.ask('FETCH {"queues": ["rare"], "timeout": "20s"}'))
+            await eventually(lambda: len(server.engine.lines) == 1)
+            number = (await one.ask('PUSH {"name": "x", "queue": "mail"}'))["id"]
+            await one.ask('FETCH {"queues": ["mail"]}')
+            await eventually(lambda: says({"mail": 1}))
+            (worker,) = await oq.workers()
+            assert (worker.queues, worker.running) == (("mail", "rare"), 1)
+            await one.ask(f'ACK {{"id": {number}}}')
+            await eventually(lambda: says({}))
+            waiting.cancel()
+            for client in (one, other):
+                client.close()
+
+    asyncio.run(scenario())
+
+
 def test_two_servers_share_a_store(oq: AsyncOmniQ) -> None:
     async def scenario() -> None:
         async with oq, Server(oq.storage, ServeOptions(port=0)) as a, Server(oq.storage, ServeOptions(port=0)) as b:

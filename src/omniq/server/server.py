@@ -11,13 +11,15 @@ import resource
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self, cast
 
 from omniq.errors import ConfigError, OmniQError, Refused, StoreError
+from omniq.heartbeat import TELL_S
 from omniq.models import new_id
-from omniq.operations import Beat, Extended, Operation, Retention, WorkerInfo
+from omniq.operations import Beat, Extended, Retention, WorkerInfo
 from omniq.policy import SERVER_PREFIX
 from omniq.server import protocol
 from omniq.server.engine import LEASE_US, Engine
@@ -100,17 +102,31 @@ class Server:
 
     async def _keep_leases(self) -> None:
         """What live connections hold stays theirs; the registry of workers shows this server."""
-        beat: list[Operation] = [Beat(info=self._info())]
         while True:
             try:
-                await self.storage.apply([(op,) for op in beat])
+                await self._tell(self._info())
                 held = [(session, number) for session in list(self.connections) for number in session.held]
                 for start in range(0, len(held), EXTEND_BATCH):
                     await self._extend(held[start : start + EXTEND_BATCH])
             except StoreError as exc:
                 log.error("leases could not be renewed: %s", exc)
-            await asyncio.sleep(LEASE_US / 3e6)
-            beat = [Beat(info=self._info())]
+            await self._tell_news(LEASE_US / 3e6)
+
+    async def _tell(self, info: WorkerInfo) -> None:
+        self._told = info
+        await self.storage.apply([(Beat(info=info),)])
+
+    async def _tell_news(self, seconds: float) -> None:
+        """For so long, the registry hears it soon when clients hold other tasks than before."""
+        end = self._loop.time() + seconds
+        while (left := end - self._loop.time()) > 0:
+            await asyncio.sleep(min(left, TELL_S))
+            info = self._info()
+            if info.busy != self._told.busy:
+                try:
+                    await self._tell(info)
+                except StoreError as exc:
+                    log.warning("the registry of workers was not told what clients hold: %s", exc)
 
     async def _extend(self, held: list[tuple[Session, int]]) -> None:
         found = [(session, number, task) for session, number in held if (task := session.held.get(number)) is not None]
@@ -138,11 +154,15 @@ class Server:
             await asyncio.sleep(max(min(limit - longest, limit / 8), limit / 200, 0.002))
 
     def _info(self) -> WorkerInfo:
+        """What clients hold is what runs; the queues are those that they work on or wait for."""
+        held = Counter(task.queue for session in self.connections for task in session.held.values())
         return WorkerInfo(
             worker=self.worker_id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            running=sum(len(session.held) for session in self.connections),
+            queues=tuple(sorted(held.keys() | self.engine.lines.queues)),
+            running=held.total(),
+            busy=held,
             started_at_us=self._started_us,
         )
 
