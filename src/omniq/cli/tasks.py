@@ -187,7 +187,7 @@ def _show(task: Task, result: TaskResult | None, events: list[Event]) -> None:
         print_line("\ntimeline")
         first = events[0].ts
         print_table(
-            ["WHEN", ">AFTER", "EVENT", ">ATTEMPT", "WORKER", "WHAT"],
+            ["=WHEN", ">AFTER", "=EVENT", ">ATTEMPT", "WORKER", "WHAT"],
             [
                 (when(e.ts), short((e.ts - first).total_seconds()), e.event, e.attempt or None, e.worker, _detail(e.data))
                 for e in events
