@@ -26,6 +26,7 @@ from omniq.server.engine import LEASE_US, Engine
 from omniq.server.lines import Lines
 from omniq.server.metrics import Tally, start_metrics
 from omniq.server.options import ServeOptions
+from omniq.server.secret_files import readable_by_others
 from omniq.server.session import Session, extend_of
 from omniq.storage.base import BaseStorage
 from omniq.upkeep import Upkeep
@@ -35,6 +36,8 @@ log = logging.getLogger("omniq.server")
 EXTEND_BATCH = 500
 READ_HIGH = 256 * 1024  # bytes of replies that wait for a client before its commands wait too
 LAST_S = 1.0  # of the grace time, for handing tasks back
+HANDSHAKE_S = 10.0  # how long a client may take to agree on TLS
+FAREWELL_S = 1.0  # how long a client that was told to go may take to close its side, while the server stops
 
 
 class Server:
@@ -81,7 +84,12 @@ class Server:
         options = self.options
         with _refusals(options.host, options.port, "--port"):
             self._listener = await self._loop.create_server(
-                lambda: Connection(self), options.host, options.port, ssl=self._tls, backlog=1024
+                lambda: Connection(self),
+                options.host,
+                options.port,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
+                backlog=1024,
             )
         try:
             bound = self._listener.sockets[0].getsockname()
@@ -181,6 +189,7 @@ class Server:
         while self.connections and time.monotonic() < deadline:
             for session in [s for s in self.connections if s.idle]:
                 session.dismiss(protocol.STOPPING)
+            self._cut_off_the_silent()
             await asyncio.sleep(0.01)
         for session in list(self.connections):
             session.let_go()
@@ -200,6 +209,13 @@ class Server:
         except StoreError as exc:
             log.warning("leaving without a word to the store: %s", exc)
         await self.storage.release_worker(self.worker_id)
+
+    def _cut_off_the_silent(self) -> None:
+        """Over TLS both sides say goodbye, and a client that is busy, frozen or gone does not."""
+        told_by = self._loop.time() - FAREWELL_S
+        for session, connection in list(self.connections.items()):
+            if session.dismissed_at is not None and session.dismissed_at < told_by and connection.all_sent:
+                connection.abort()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -223,6 +239,10 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(READ_HIGH, 0)
         server = self._server
+        if server.stopping:  # it began to agree on TLS before
+            self._transport.write(protocol.err(protocol.STOPPING))
+            self._transport.close()
+            return
         if len(server.connections) >= server.options.max_connections:
             server.tally.refused_connections += 1
             self._transport.write(protocol.err(f"too many connections: max-connections is {server.options.max_connections}"))
@@ -265,6 +285,8 @@ class Connection(asyncio.Protocol):
     # -- what the session asks ---------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
+        if self._closing:
+            return
         self._server.tally.bytes_out += len(data)
         self._transport.write(data)
 
@@ -282,6 +304,10 @@ class Connection(asyncio.Protocol):
 
     def unsent(self) -> int | None:
         return None if self._transport.is_closing() else self._transport.get_write_buffer_size()
+
+    @property
+    def all_sent(self) -> bool:
+        return self._transport.get_write_buffer_size() == 0
 
     def close(self) -> None:
         if not self._closing:
@@ -320,6 +346,8 @@ def raise_file_limit() -> None:
 def _tls_context(options: ServeOptions) -> ssl.SSLContext | None:
     if options.tls_cert is None:
         return None
+    if warning := readable_by_others(cast(str, options.tls_key), "TLS key"):
+        log.warning("%s", warning)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
