@@ -136,6 +136,7 @@ def test_a_queue_is_paused_before_its_first_task(each: Shell) -> None:
     done = each.ok("pause", "later")
     assert done.out == "paused queue later\n"
     assert done.sentence().startswith("no queue 'later' is known yet")
+    assert each.ok("resume", "nosuch").sentence() == "no queue 'nosuch' is known yet; omniq queues shows the others"
     assert each.ok("pause", "later").err == each.ok("pause", "default").err == ""
     each.ok("resume", "default")
     assert queues(each)["later"]["paused"] is True

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from omniq.cli.exits import say
 from omniq.cli.output import AfterOption, JsonOption, LimitOption, next_page, print_json, print_line, print_table
 from omniq.cli.stores import StoreOption, opened, run
 from omniq.cli.values import short
@@ -85,7 +86,6 @@ def pause_command(queue: QueueArgument, store: StoreOption = None) -> None:
 
     Example: omniq pause mail
     """
-    from omniq.cli.exits import say
 
     async def work() -> None:
         async with opened(store) as oq:
@@ -106,7 +106,10 @@ def resume_command(queue: QueueArgument, store: StoreOption = None) -> None:
 
     async def work() -> None:
         async with opened(store) as oq:
+            known = queue in await oq.storage.queues()
             was = await oq.resume(queue)
         print_line(f"resumed queue {queue}" if was else f"queue {queue} was not paused")
+        if not known:
+            say(f"no queue {queue!r} is known yet; omniq queues shows the others")
 
     run(work)

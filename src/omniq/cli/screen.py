@@ -30,7 +30,7 @@ SILENT_US = 30_000_000
 
 
 def draw(view: View, size: ConsoleDimensions) -> RenderableType:
-    """The whole screen: a line on top, queues, running tasks, then workers and failures."""
+    """The whole screen: a line on top, queues, leased tasks, then workers and failures."""
     body, wide = size.height - 1, size.width >= WIDE
     queues = min(len(view.queues) + FRAME, max(body // 3, body - 3 * (FRAME + 2)))
     running = min(len(view.running) + FRAME, max((body - queues) // 2, FRAME + 1))
