@@ -69,6 +69,22 @@ def test_an_idle_pool_says_nothing_for_a_while(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(body())
 
 
+def test_a_pool_with_long_leases_gives_signs_of_life_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "SILENT_S", 0.02)
+    storage = MemoryStorage()
+
+    async def body() -> None:
+        async with AsyncWorkerPool(storage, queues=["mail"], lease=3600):
+            (first,) = await storage.workers()
+
+            async def heard_again() -> bool:
+                return (await storage.workers())[0].seen_at_us > first.seen_at_us
+
+            await eventually(heard_again)
+
+    asyncio.run(body())
+
+
 def test_a_pool_is_a_context_manager_and_takes_a_bare_storage(storage: BaseStorage) -> None:
     async def body() -> None:
         oq = AsyncOmniQ(storage)
