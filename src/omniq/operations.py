@@ -160,13 +160,14 @@ class Remove(OnTask, frozen=True, gc=False, kw_only=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says about itself."""
+    """What a worker says about itself. `busy` is how many functions run per queue; None: it does not say."""
 
     worker: str
     host: str = ""
     pid: int = 0
     queues: tuple[str, ...] = ()
     running: int = 0
+    busy: dict[str, int] | None = None
     concurrency: int = 0
     started_at_us: int = 0
     seen_at_us: int = 0

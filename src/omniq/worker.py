@@ -16,7 +16,7 @@ import random
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -483,6 +483,7 @@ class AsyncWorkerPool:
             pid=os.getpid(),
             queues=self._queues,
             running=len(self._runner.running),
+            busy=Counter(run.record.queue for run in list(self._runner.running.values())),
             concurrency=self.concurrency,
             started_at_us=self._started_us,
         )

@@ -286,8 +286,8 @@ def test_streams_that_were_closed_before_it_began(sh: Shell, closing: str) -> No
     "words",
     [
         ["dlq", "requeue", "--all"],
-        ["dlq", "purge", "--all"],
-        ["tasks", "cancel", "--all"],
+        ["dlq", "purge", "--all", "--yes"],
+        ["tasks", "cancel", "--all", "--yes"],
         ["backup", "copy.db"],
         ["doctor"],
         ["purge", "--older-than", "0s", "--events"],

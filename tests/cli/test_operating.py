@@ -27,7 +27,7 @@ def test_a_healthy_store(each: Shell) -> None:
     each.work()
     found = findings(each)
     assert {f["status"] for f in found.values()} == {"ok"}
-    assert set(found) >= {"version", "integrity", "clock", "leases", "orphans", "groups", "queues", "disk", "filesystem"}
+    assert set(found) >= {"version", "integrity", "clock", "leases", "orphans", "groups", "queues", "dlq", "disk", "filesystem"}
     assert each.ok("doctor").out.startswith("ok       version")
 
 
@@ -80,11 +80,36 @@ def test_a_task_that_waits_for_one_that_is_gone_is_found(sh: Shell) -> None:
     sh.ok("doctor")
 
 
-def test_what_is_no_fault_is_only_noted(each: Shell) -> None:
+def test_what_is_no_fault_of_the_store_is_a_warning(each: Shell) -> None:
+    each.enqueue("jobs:boom", "--retries", "0", "--queue", "mail")
+    each.work()
+    assert findings(each, "--fail-on", "wrong")["dlq"] == {
+        "check": "dlq",
+        "status": "warning",
+        "message": "queue 'mail' has 1 dead letter",
+        "remedy": "omniq dlq list --queue mail says why; then omniq dlq requeue or omniq dlq purge",
+    }
+    each.ok("dlq", "purge", "--queue", "mail")
+    findings(each, "--fail-on", "warning")
     each.put()
-    assert "no worker serves it" in findings(each)["queues"]["message"]
+    waits = findings(each)["queues"]
+    assert (waits["status"], waits["message"]) == ("warning", "queue 'default' has 1 task ready, and no worker serves it")
+    findings(each, "--fail-on", "warning", code=1)
     each.ok("pause", "default")
-    assert findings(each)["queues"]["remedy"] == "omniq resume default"
+    paused = each("doctor", "--fail-on", "warning")
+    assert paused.code == 1
+    assert "warning  queues      queue 'default' is paused with 1 task ready\n" in paused.out
+
+
+def test_tasks_that_somebody_works_on_are_no_warning(sh: Shell) -> None:
+    gate = str(sh.folder / "gate")
+    sh.enqueue("jobs:wait_for", f'["{gate}"]')
+    worker = sh.start("worker", "jobs", "--concurrency", "1")
+    wait_for(lambda: Path(gate + ".runs").exists(), within=30)
+    sh.put()
+    findings(sh, "--fail-on", "warning")
+    Path(gate).touch()
+    assert sh.interrupt(worker, signal.SIGTERM) == 0
 
 
 def test_a_clock_that_went_back_is_found(sh: Shell) -> None:

@@ -1,6 +1,14 @@
 """`omniq queues`, `pause`, `resume`, `groups`."""
 
+import asyncio
+
 from support.shell import Shell
+
+from omniq import BaseStorage
+from omniq.models import new_token
+from omniq.operations import Beat, Reserve, WorkerInfo
+
+NAME = "a-queue-whose-name-has-fifty-seven-characters-in-it-xxxxx"
 
 
 def queues(shell: Shell) -> dict[str, dict[str, object]]:
@@ -24,6 +32,67 @@ def test_counts_rates_and_the_oldest(each: Shell) -> None:
     lines = each.ok("queues").out.splitlines()
     assert lines[0].split()[:3] == ["QUEUE", "READY", "SCHED"]
     assert lines[2].split()[:3] == ["mail", "1", "1"]
+
+
+def hold(shell: Shell, queue: str, n: int, *said: WorkerInfo) -> None:
+    """Lease tasks, as workers that say this of themselves."""
+
+    async def lease() -> None:
+        async with BaseStorage.from_url(shell.url) as storage:
+            reserve = Reserve(queues=(queue,), limit=n, token=new_token(), lease_us=60_000_000, worker=said[0].worker)
+            await storage.apply([(reserve,), *((Beat(info=info),) for info in said)])
+
+    asyncio.run(lease())
+
+
+def test_what_runs_is_told_apart_from_what_was_leased_ahead(each: Shell) -> None:
+    with each.queue() as oq:
+        oq.options(queue="mail").enqueue_many("jobs:add", [(n,) for n in range(60)])
+    one = WorkerInfo(worker="one", queues=("mail",), running=4, busy={"mail": 4}, concurrency=4)
+    hold(each, "mail", 50, one, WorkerInfo(worker="two", queues=("mail", "x"), running=1, busy={"x": 1}))
+    mail = queues(each)["mail"]
+    assert (mail["running"], mail["busy"]) == (50, 4)
+    titles, line = each.ok("queues").out.splitlines()
+    found = dict(zip(titles.split(), line.split(), strict=True))
+    assert (found["RUN"], found["LEASED"], found["READY"]) == ("4", "50", "10")
+
+
+def test_a_worker_of_an_older_version_does_not_say_what_runs(sh: Shell) -> None:
+    with sh.queue() as oq:
+        oq.options(queue="mail").enqueue_many("jobs:add", [(n,) for n in range(60)])
+    hold(sh, "mail", 50, WorkerInfo(worker="old", queues=("mail", "x"), running=5, concurrency=5))
+    assert queues(sh)["mail"]["busy"] is None
+    hold(sh, "mail", 1, WorkerInfo(worker="old", queues=("mail",), running=5, concurrency=5))
+    assert queues(sh)["mail"]["busy"] == 5
+
+
+def test_a_narrow_terminal_cuts_names_of_queues_and_no_number(sh: Shell) -> None:
+    with sh.queue() as oq:
+        for n in range(3):
+            oq.options(queue=NAME, group=f"customer-{n}" * 5).enqueue("jobs:add", n)
+    sh.ok("pause", NAME)
+    with sh.terminal("queues", columns=80) as terminal:
+        assert terminal.ended() == 0
+        titles, line = terminal.screen().rstrip().splitlines()
+    assert titles.split()[1:] == ["READY", "SCHED", "BLOCK", "RUN", "LEASED", "DONE", "FAIL", "CANC", "IN/S", "OUT/S", "OLDEST"]
+    name, *numbers = line.split()
+    assert name.endswith("…")
+    assert numbers[:8] == ["3", "0", "0", "0", "0", "0", "0", "0"]
+    assert numbers[-1] == "paused"
+    with sh.terminal("groups", columns=60) as terminal:
+        assert terminal.ended() == 0
+        assert all(line.split()[2:] == ["1", "0", "1"] for line in terminal.screen().rstrip().splitlines()[1:])
+    with sh.terminal("tasks", "list", columns=80) as terminal:
+        assert terminal.ended() == 0
+        titles, line, *_ = terminal.screen().rstrip().splitlines()
+    assert titles.split() == ["ID", "STATUS", "QUEUE", "NAME", "TRIES", "AGE", "ERROR"]
+    assert "PENDING  a-" in line
+    with sh.terminal("top", columns=80, lines=24) as terminal:
+        screen = terminal.until("a-queue")
+        (line,) = [line for line in screen.splitlines() if "a-queue" in line]
+        assert line.strip("│ ").split()[1:8] == ["3", "0", "0", "0", "0", "0", "0"]
+        terminal.type("q")
+        assert terminal.ended() == 0
 
 
 def test_pages_of_queues(sh: Shell) -> None:
@@ -63,7 +132,13 @@ def test_a_paused_queue_rests_until_it_is_resumed(each: Shell) -> None:
 
 def test_a_queue_is_paused_before_its_first_task(each: Shell) -> None:
     each.work()
-    each.ok("pause", "later")
+    each.put()
+    done = each.ok("pause", "later")
+    assert done.out == "paused queue later\n"
+    assert done.sentence().startswith("no queue 'later' is known yet")
+    assert each.ok("resume", "nosuch").sentence() == "no queue 'nosuch' is known yet; omniq queues shows the others"
+    assert each.ok("pause", "later").err == each.ok("pause", "default").err == ""
+    each.ok("resume", "default")
     assert queues(each)["later"]["paused"] is True
     id = each.enqueue("jobs:add", "[1]", "--queue", "later")
     each.work()

@@ -20,11 +20,11 @@ def test_queues_running_tasks_workers_and_failures(each: Shell) -> None:
     with each.terminal("top", "--every", "200ms", columns=180) as terminal:
         terminal.until("RuntimeError: broken [red]thing")
         screen = terminal.until("████████░░  75% three of four")
-        for words in (running, failed, "jobs:wait_for", "queues 3", "running 1", "workers 1", "failures 1", "1/3", "paused"):
+        for words in (running, failed, "jobs:wait_for", "queues 3", "leased 1", "workers 1", "failures 1", "1/3", "paused"):
             assert words in screen, f"{words!r} is not on\n{screen}"
         assert "1 running" in screen.splitlines()[0]
         Path(gate).touch()
-        terminal.until("running 0")
+        terminal.until("leased 0")
         terminal.type("q")
         assert terminal.ended() == 0
     assert terminal.raw.endswith(b"\x1b[?25h\x1b[?1049l") or b"\x1b[?1049l" in terminal.raw[-200:]

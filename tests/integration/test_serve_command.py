@@ -1,6 +1,8 @@
 """`omniq serve` and `omniq send` as commands: options, variables, exit codes, TLS, metrics, signals."""
 
+import asyncio
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -9,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,14 +19,15 @@ from pathlib import Path
 
 import pytest
 from support.tcp import TOKEN, Peer, ServerProcess, environment
-from support.waiting import wait_for
+from support.waiting import eventually, wait_for
 from typer.main import get_command
 
-from omniq import OmniQ
+from omniq import MemoryStorage, OmniQ
 from omniq.cli.app import app
+from omniq.cli.send import run_send
 from omniq.client import Client
 from omniq.errors import ConfigError, ConnectionLost
-from omniq.server import ServeOptions
+from omniq.server import ServeOptions, Server
 
 
 def omniq(*arguments: str, stdin: str = "", folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -190,11 +194,64 @@ def test_metrics(tmp_path: Path) -> None:
 # -- TLS ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
-def test_tls_and_a_token(tmp_path: Path) -> None:
+def make_certificate(folder: Path) -> None:
     make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     make += " -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout key.pem -out cert.pem"
-    subprocess.run(make.split(), cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(make.split(), cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+def test_tls_clients_that_say_nothing_do_not_hold_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One begins to agree on TLS and stops, one is idle and does not answer the goodbye, one says goodbye first."""
+    make_certificate(tmp_path)
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    options = ServeOptions(port=0, tls_cert=str(tmp_path / "cert.pem"), tls_key=str(tmp_path / "key.pem"), grace=60)
+
+    def connected(server: Server) -> ssl.SSLSocket:
+        plain = socket.create_connection(server.address, 10)
+        return trusting.wrap_socket(plain, server_hostname="localhost")
+
+    async def scenario() -> None:
+        async with MemoryStorage() as storage, Server(storage, options) as server:
+            begun = socket.create_connection(server.address, 10)
+            idle = await asyncio.to_thread(connected, server)
+            leaving = await asyncio.to_thread(connected, server)
+            await asyncio.to_thread(leaving.sendall, b"QUIT\n")
+            assert await asyncio.to_thread(leaving.recv, 10) == b"OK {}\n"
+            async with asyncio.timeout(20):
+                await server.stop()
+            assert await asyncio.to_thread(idle.recv, 100) == b'ERR {"msg":"server is shutting down"}\n'
+            for client in (begun, idle, leaving):
+                client.close()
+            await eventually(lambda: len(asyncio.all_tasks()) == 1)
+
+    asyncio.run(scenario())
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+def test_secrets_that_others_can_read_are_told(tmp_path: Path) -> None:
+    make_certificate(tmp_path)
+    (tmp_path / "key.pem").chmod(0o640)
+    server = ServerProcess("memory://", tmp_path, ["--tls-cert", "cert.pem", "--tls-key", "key.pem", "--token-file", "token"])
+    try:
+        server.ready()
+        assert "omniq: warning: other users can read the token file token (mode 0644): chmod 600 token\n" in server.errors
+        assert "other users can read the TLS key key.pem (mode 0640): chmod 600 key.pem\n" in server.errors
+        (tmp_path / "token").chmod(0o600)
+        arguments = ["send", "--port", str(server.port), "--ca-file", "cert.pem", "--token-file", "token"]
+        assert omniq(*arguments, stdin="PING\n", folder=tmp_path).stderr == ""
+        (tmp_path / "token").chmod(0o604)
+        said = omniq(*arguments, stdin="PING\n", folder=tmp_path)
+        assert said.stderr == "omniq: warning: other users can read the token file token (mode 0604): chmod 600 token\n"
+        assert said.stdout == "PONG {}\n"
+    finally:
+        server.end()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+def test_tls_and_a_token(tmp_path: Path) -> None:
+    make_certificate(tmp_path)
     options = ["--tls-cert", "cert.pem", "--tls-key", "key.pem", "--token-file", "token"]
     server = ServerProcess("memory://", tmp_path, options).ready()
     try:
@@ -235,6 +292,17 @@ def test_listening_beyond_loopback_needs_both_or_to_be_told() -> None:
         ServeOptions(host=host)
 
 
+def test_metrics_beyond_loopback_need_to_be_told() -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):  # noqa: S104
+        with pytest.raises(ConfigError, match=r"metrics on .* need --insecure"):
+            ServeOptions(metrics_host=host, metrics_port=0)
+        with pytest.raises(ConfigError, match="--insecure"):
+            ServeOptions(metrics_host=host, metrics_port=0, token="secret", tls_cert="c", tls_key="k")
+        ServeOptions(metrics_host=host, metrics_port=0, insecure=True)
+        ServeOptions(metrics_host=host)
+    ServeOptions(metrics_host="::1", metrics_port=0)
+
+
 # -- send --------------------------------------------------------------------------------------------
 
 
@@ -252,10 +320,38 @@ def test_send_says_when_a_reply_was_an_error(server: ServerProcess) -> None:
     assert (done.returncode, done.stdout) == (3, 'ERR {"msg":"unknown verb NOPE"}\nPONG {}\n')
 
 
-def test_send_says_when_there_is_no_server() -> None:
-    done = omniq("send", "--port", "1", stdin="PING\n")
+def test_send_says_when_there_is_no_server(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"PING\n")))
+    assert run_send("127.0.0.1", 1, None, False, None, patience_s=0.1) == 1
+    assert capfd.readouterr().err == (
+        "omniq: cannot connect to 127.0.0.1:1: Connection refused, and so for 0.1 s: "
+        "does omniq serve run there, on that port?\n"
+    )
+
+
+def test_send_waits_for_a_server_that_does_not_listen_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    ended: list[int] = []
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))  # whoever connects is refused until it listens
+        port = listener.getsockname()[1]
+        sending = threading.Thread(target=lambda: ended.append(run_send("127.0.0.1", port, None, False, None, patience_s=20)))
+        sending.start()
+        sending.join(0.2)
+        assert sending.is_alive()
+        listener.listen()
+        listener.accept()[0].close()
+        sending.join(20)
+    assert ended == [0]
+
+
+def test_send_does_not_try_again_what_stays_wrong() -> None:
+    begun = time.monotonic()
+    done = omniq("send", "--host", "no.such.host.invalid", stdin="PING\n")
     assert done.returncode == 1
-    assert "cannot connect to 127.0.0.1:1" in done.stderr
+    assert "cannot connect to no.such.host.invalid:12345" in done.stderr
+    assert "and so for" not in done.stderr
+    assert time.monotonic() - begun < 30
 
 
 def test_send_says_when_the_server_goes_away(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ class Talk:
         word, _, body = (await self._reader.readline()).decode().strip().partition(" ")
         return json.loads(body) or word
 
+    async def ends(self) -> bool:
+        """Whether the server says nothing more and closes."""
+        return await self._reader.read() == b""
+
     def close(self) -> None:
         self._writer.close()
 
@@ -152,6 +156,72 @@ def test_a_server_whose_clients_wait_asks_the_store_for_nothing(oq: AsyncOmniQ) 
             assert {(await answer)["id"] for answer in fetching} == {1, 2}
             for client in (one, other, pushing):
                 client.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_tells_the_registry_what_its_clients_work_on_and_wait_for(
+    oq: AsyncOmniQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omniq.server.server.TELL_S", 0.02)
+
+    async def scenario() -> None:
+        async with oq, Server(oq.storage, ServeOptions(port=0)) as server:
+
+            async def says(busy: dict[str, int]) -> bool:
+                return [worker.busy for worker in await oq.workers()] == [busy]
+
+            one, other = await talk(server), await talk(server)
+            waiting = asyncio.ensure_future(other.ask('FETCH {"queues": ["rare"], "timeout": "20s"}'))
+            await eventually(lambda: len(server.engine.lines) == 1)
+            number = (await one.ask('PUSH {"name": "x", "queue": "mail"}'))["id"]
+            await one.ask('FETCH {"queues": ["mail"]}')
+            await eventually(lambda: says({"mail": 1}))
+            (worker,) = await oq.workers()
+            assert (worker.queues, worker.running) == (("mail", "rare"), 1)
+            await one.ask(f'ACK {{"id": {number}}}')
+            await eventually(lambda: says({}))
+            waiting.cancel()
+            for client in (one, other):
+                client.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_wrong_token_is_answered_late_and_the_right_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omniq.server.session.WRONG_TOKEN_S", 1.0)
+
+    async def scenario() -> None:
+        async with MemoryStorage() as storage, Server(storage, ServeOptions(port=0, token="secret")) as server:
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            guessers = [await talk(server) for _ in range(20)]
+            guesses = [asyncio.ensure_future(guesser.ask('AUTH {"token": "guess"}\nPING')) for guesser in guessers]
+            client = await talk(server)
+            assert await client.ask('AUTH {"token": "secret"}') == "OK"
+            assert (await client.ask('PUSH {"name": "x"}'))["id"] == 1
+            assert not any(guess.done() for guess in guesses)
+            assert {(await guess)["msg"] for guess in guesses} == {"authentication failed: wrong token"}
+            assert 0.9 < loop.time() - begun < 10, "they wait at the same time"
+            assert [await guesser.ends() for guesser in guessers] == [True] * 20, "one guess per connection"
+            for talking in (client, *guessers):
+                talking.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_stops_does_not_wait_for_those_who_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omniq.server.session.WRONG_TOKEN_S", 60.0)
+
+    async def scenario() -> None:
+        async with MemoryStorage() as storage, Server(storage, ServeOptions(port=0, token="secret")) as server:
+            client = await talk(server)
+            guess = asyncio.ensure_future(client.ask('AUTH {"token": "guess"}'))
+            await eventually(lambda: server.tally.requests["AUTH"] == 1)
+            async with asyncio.timeout(10):
+                await server.stop()
+            assert (await guess)["msg"] == "authentication failed: wrong token"
+            client.close()
 
     asyncio.run(scenario())
 

@@ -9,7 +9,7 @@ import pytest
 from support import jobs
 from support.waiting import eventually
 
-from omniq import AsyncOmniQ, AsyncWorkerPool, BaseStorage, Invalid, MemoryStorage, Settings, TaskStatus
+from omniq import AsyncOmniQ, AsyncWorkerPool, BaseStorage, Invalid, MemoryStorage, Settings, TaskStatus, heartbeat
 from omniq.models import new_token
 from omniq.operations import Cancel, Reserve
 
@@ -30,6 +30,57 @@ def test_a_pool_starts_once_stops_twice_and_starts_again(oq: AsyncOmniQ, key: st
             await pool.stop()
         waiting = await oq.enqueue(jobs.count, key)
         assert await oq.get_result(waiting, wait=True, timeout=0.05) is None
+
+    asyncio.run(body())
+
+
+def test_a_pool_tells_the_registry_how_many_functions_run_in_each_queue(
+    oq: AsyncOmniQ, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "TELL_S", 0.02)
+
+    async def body() -> None:
+        async def busy(wanted: dict[str, int]) -> bool:
+            return [worker.busy for worker in await oq.workers()] == [wanted]
+
+        async with await oq.worker(concurrency=3):
+            for queue in ("one", "two", "two"):
+                await oq.options(queue=queue).enqueue(jobs.wait_for_gate, key)
+            await eventually(lambda: busy({"one": 1, "two": 2}))
+            (worker,) = await oq.workers()
+            assert (set(worker.queues), worker.running, worker.concurrency) == ({"one", "two"}, 3, 3)
+            jobs.gates[key].set()
+            await eventually(lambda: busy({}))
+
+    asyncio.run(body())
+
+
+def test_an_idle_pool_says_nothing_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "TELL_S", 0.02)
+    storage = MemoryStorage()
+
+    async def body() -> None:
+        async with AsyncWorkerPool(storage, queues=["mail"]):
+            (first,) = await storage.workers()
+            assert (first.queues, first.busy) == (("mail",), {})
+            await asyncio.sleep(0.2)
+            assert [worker.seen_at_us for worker in await storage.workers()] == [first.seen_at_us]
+
+    asyncio.run(body())
+
+
+def test_a_pool_with_long_leases_gives_signs_of_life_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "SILENT_S", 0.02)
+    storage = MemoryStorage()
+
+    async def body() -> None:
+        async with AsyncWorkerPool(storage, queues=["mail"], lease=3600):
+            (first,) = await storage.workers()
+
+            async def heard_again() -> bool:
+                return (await storage.workers())[0].seen_at_us > first.seen_at_us
+
+            await eventually(heard_again)
 
     asyncio.run(body())
 

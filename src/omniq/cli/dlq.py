@@ -18,8 +18,10 @@ from omniq.cli.selection import (
     QueueOption,
     SinceOption,
     Tally,
+    YesOption,
     act,
     make_filter,
+    must_be_sure,
     must_select,
 )
 from omniq.cli.stores import StoreOption, opened, run
@@ -95,15 +97,23 @@ def purge_command(
     error_contains: ErrorOption = None,
     everything: AllOption = False,
     dry_run: DryRunOption = False,
+    yes: YesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Delete dead letters, with their results and idempotency keys.
 
+    With --all it asks first on a terminal; elsewhere it wants --yes, and without it deletes nothing and ends with code 2.
+
     Example: omniq dlq purge --queue mail --dry-run
+
+    Example: omniq dlq purge --all --yes
     """
     from omniq.operations import Remove
 
     filter = make_filter(None, queue, name, group, since, error_contains)
+    must_select(ids, filter, everything)
+    if everything and not (yes or dry_run):
+        must_be_sure("delete", "dead letter", lambda c: c.dead, store)
 
     def remove(record: Record) -> Remove | str:
         if record.state is not State.DEAD:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from omniq.cli.busy import alive
 from omniq.cli.findings import Finding
 from omniq.cli.output import count
 from omniq.cli.stores import must_exist, settings_and_url
@@ -21,7 +22,6 @@ from omniq.storage.filesystems import network_fs
 
 LATE_US = 5_000_000  # workers take back an expired lease within a second
 AHEAD_US = 5_000_000
-SILENT_US = 60_000_000
 LITTLE_ROOM = 200 * 1024**2
 MAX_LOOKED_AT = 20_000
 MAX_TOLD = 5
@@ -50,6 +50,7 @@ async def _look(storage: BaseStorage, repair: bool) -> list[Finding]:
         *await _orphans(storage, repair),
         *await _groups(storage),
         *await _queues(storage),
+        *await _dead_letters(storage),
     ]
 
 
@@ -190,19 +191,34 @@ async def _all_groups(storage: BaseStorage) -> AsyncIterator[GroupInfo]:
 
 
 async def _queues(storage: BaseStorage) -> list[Finding]:
-    """What is no fault, and yet may be why nothing happens."""
-    now = storage.clock()
-    alive = [w for w in await storage.workers() if w.seen_at_us >= now - SILENT_US]
-    served = {queue for worker in alive for queue in worker.queues}
+    """What is no fault of the store, and yet is why nothing happens."""
+    workers = alive(await storage.workers(), storage.clock())
+    served = {queue for worker in workers for queue in worker.queues}
     found: list[Finding] = []
     for c in await storage.counts():
         if c.paused and c.ready:
             message = f"queue {c.queue!r} is paused with {count(c.ready, 'task')} ready"
-            found.append(Finding(check="queues", status="note", message=message, remedy=f"omniq resume {c.queue}"))
-        elif c.ready and c.queue not in served:
+            found.append(Finding(check="queues", status="warning", message=message, remedy=f"omniq resume {c.queue}"))
+        elif c.ready and not c.running and c.queue not in served:  # clients of other makes are in no registry, but hold tasks
             message = f"queue {c.queue!r} has {count(c.ready, 'task')} ready, and no worker serves it"
-            found.append(Finding(check="queues", status="note", message=message, remedy="start omniq worker"))
-    return found or [Finding(check="queues", status="ok", message=f"{count(len(alive), 'worker')} alive")]
+            remedy = "start omniq worker, or name the queue in its --queues"
+            found.append(Finding(check="queues", status="warning", message=message, remedy=remedy))
+    return found or [Finding(check="queues", status="ok", message=f"{count(len(workers), 'worker')} alive")]
+
+
+async def _dead_letters(storage: BaseStorage) -> list[Finding]:
+    dead = [c for c in await storage.counts() if c.dead]
+    if not dead:
+        return [Finding(check="dlq", status="ok", message="no dead letters")]
+    return [
+        Finding(
+            check="dlq",
+            status="warning",
+            message=f"queue {c.queue!r} has {count(c.dead, 'dead letter')}",
+            remedy=f"omniq dlq list --queue {c.queue} says why; then omniq dlq requeue or omniq dlq purge",
+        )
+        for c in dead
+    ]
 
 
 def _place(storage: BaseStorage) -> list[Finding]:

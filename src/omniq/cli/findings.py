@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from enum import StrEnum
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -13,16 +14,35 @@ from omniq.cli.output import clean, print_json, print_line
 
 
 class Finding(msgspec.Struct, kw_only=True):
-    """What one check says. `wrong` is a fault; `note` is only worth knowing."""
+    """What one check says.
+
+    `wrong` is a fault. `warning` is none, and yet somebody should see to it. `note` is only worth knowing.
+    """
 
     check: str
-    status: Literal["ok", "note", "wrong", "repaired"]
+    status: Literal["ok", "note", "warning", "wrong", "repaired"]
     message: str
     remedy: str = ""
 
 
-def report(findings: Iterable[Finding], json: bool) -> None:
-    """Show each finding as it comes, or all as one JSON document. Ends the command with code 1 when something is wrong."""
+class FailOn(StrEnum):
+    """From which level on a doctor ends with code 1."""
+
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+FailOnOption = Annotated[
+    FailOn,
+    typer.Option(
+        "--fail-on", metavar="LEVEL", case_sensitive=False, help="End with code 1 from this level on: wrong, or warning."
+    ),
+]
+_FAILING = {FailOn.WARNING: ("warning", "wrong"), FailOn.WRONG: ("wrong",)}
+
+
+def report(findings: Iterable[Finding], json: bool, fail_on: FailOn = FailOn.WRONG) -> None:
+    """Show each finding as it comes, or all as one JSON document. Ends the command with code 1 when one is of that level."""
     found: list[Finding] = []
     for finding in findings:
         found.append(finding)
@@ -33,5 +53,5 @@ def report(findings: Iterable[Finding], json: bool) -> None:
             print_line(f"{'':<21}{clean(finding.remedy)}")
     if json:
         print_json(found)
-    if any(finding.status == "wrong" for finding in found):
+    if any(finding.status in _FAILING[fail_on] for finding in found):
         raise typer.Exit(FAILED)

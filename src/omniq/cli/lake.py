@@ -139,7 +139,8 @@ def check_command(
     if json:
         print_json(results)
     else:
-        print_table(["CHECK", "RESULT", "DETAIL"], [(r.name, "ok" if r.ok else "WRONG", r.detail) for r in results], fold=True)
+        rows = [(r.name, "ok" if r.ok else "WRONG", r.detail) for r in results]
+        print_table(["=CHECK", "=RESULT", "DETAIL"], rows, fold=True)
     if not all(result.ok for result in results):
         raise typer.Exit(FAILED)
 

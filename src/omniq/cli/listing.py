@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from omniq.models import Task
     from omniq.operations import Filter
 
-COLUMNS = ["ID", "STATUS", "QUEUE", "NAME", ">TRIES", ">AGE", "ERROR"]
+COLUMNS = ["=ID", "=STATUS", "QUEUE", "NAME", ">TRIES", ">AGE", "ERROR"]
 
 
 async def list_tasks(oq: AsyncOmniQ, filter: Filter, limit: int, after: str | None, as_json: bool) -> None:

@@ -48,27 +48,19 @@ def print_line(text: str = "") -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, fold: bool = False) -> None:
-    """Columns whose title begins with `>` are numbers. In a narrow terminal the last column is cut, or folded with `fold`.
+    """In a terminal too narrow for it, names are cut and numbers stay: see `Fitted` for the marks of titles.
 
-    In a pipe nothing is cut: it has no width.
+    With `fold` the last column goes on in the next line. In a pipe nothing is cut: it has no width.
     """
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    wide = None if sys.stdout.isatty() else 10_000
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=column is not columns[-1])
+    from omniq.cli.table import Fitted
+
+    table = Fitted(columns, fold=fold)
     for row in rows:
-        cells = [Text(clean("–" if cell is None else str(cell)), no_wrap=True, overflow="ellipsis") for cell in row]
-        cells[-1].no_wrap = not fold
-        table.add_row(*cells)
-    console = Console(file=sys.stdout, width=wide, highlight=False)
-    if wide is None:
-        console.print(table)
-        return
+        table.add(*row)
+    console = Console(file=sys.stdout, highlight=False)
+    console.width = table.width(console.width if sys.stdout.isatty() else 1_000_000)
     with console.capture() as shown:
         console.print(table)
     sys.stdout.write("".join(line.rstrip() + "\n" for line in shown.get().splitlines()))

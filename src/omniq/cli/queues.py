@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from omniq.cli.exits import say
 from omniq.cli.output import AfterOption, JsonOption, LimitOption, next_page, print_json, print_line, print_table
 from omniq.cli.stores import StoreOption, opened, run
 from omniq.cli.values import short
@@ -22,24 +23,30 @@ def queues_command(
 ) -> None:
     """Show what each queue holds, and how fast tasks come and go.
 
-    A number per state, the oldest task that waits, whether the queue is paused. Rates are tasks per second,
-    over the last minute.
+    A number per state, the oldest task that waits, whether the queue is paused. RUN is how many functions run, as the workers
+    said within the last seconds; LEASED is how many tasks the store counts as running: a worker holds short ones ahead of need,
+    and clients that are no workers of omniq show only there. Rates are tasks per second over the last minute, or over as many
+    seconds as the end of the event log reaches back; less than 10 of them give no rate.
+
+    In JSON, busy is RUN and running is LEASED.
 
     Example: omniq queues
 
     Example: omniq queues --json | jq '.[] | select(.paused) | .queue'
     """
+    from omniq.cli.busy import busy_in
     from omniq.cli.rates import read_rates
 
     async def work() -> None:
         async with opened(store) as oq:
             counts, rates, now = await oq.counts(), await read_rates(oq.storage), oq.storage.clock()
+            workers = await oq.workers()
         counts = sorted((c for c in counts if after is None or c.queue > after), key=lambda c: c.queue)
         counts, more = counts[:limit], len(counts) > limit
         if json:
-            print_json([_fields(c, rates) for c in counts])
+            print_json([_fields(c, rates, busy_in(c, workers, now)) for c in counts])
         elif counts:
-            print_table(COLUMNS, [row(c, rates, now) for c in counts])
+            print_table(COLUMNS, [_row(c, rates, busy_in(c, workers, now), now) for c in counts])
         else:
             print_line("no queues yet" if after is None else "no more queues")
         next_page(counts[-1].queue if more else None)
@@ -47,23 +54,24 @@ def queues_command(
     run(work)
 
 
-COUNTS = [">READY", ">SCHED", ">BLOCK", ">RUN", ">DONE", ">FAIL", ">CANC"]
-COLUMNS = ["QUEUE", *COUNTS, ">IN/S", ">OUT/S", ">OLDEST"]
+COUNTS = [">READY", ">SCHED", ">BLOCK", ">RUN", ">LEASED", ">DONE", ">FAIL", ">CANC"]
+COLUMNS = ["QUEUE", *COUNTS, ">IN/S", ">OUT/S", ">OLDEST", "="]
 
 
-def row(c: QueueCounts, rates: Rates | None, now_us: int) -> tuple[object, ...]:
+def _row(c: QueueCounts, rates: Rates | None, busy: int | None, now_us: int) -> tuple[object, ...]:
     oldest = None if c.oldest_ready_us is None else short((now_us - c.oldest_ready_us) / 1e6)
     speeds = (None, None) if rates is None else (f"{rates.into(c.queue):.1f}", f"{rates.out_of(c.queue):.1f}")
-    name = f"{c.queue} (paused)" if c.paused else c.queue
-    return (name, c.ready, c.scheduled, c.blocked, c.running, c.done, c.dead, c.cancelled, *speeds, oldest)
+    counts = (c.ready, c.scheduled, c.blocked, busy, c.running, c.done, c.dead, c.cancelled)
+    return (c.queue, *counts, *speeds, oldest, "paused" if c.paused else "")
 
 
-def _fields(c: QueueCounts, rates: Rates | None) -> dict[str, Any]:
+def _fields(c: QueueCounts, rates: Rates | None, busy: int | None) -> dict[str, Any]:
     import msgspec
 
     from omniq.models import maybe_from_us
 
     fields = msgspec.structs.asdict(c)
+    fields["busy"] = busy
     fields["oldest_ready"] = maybe_from_us(fields.pop("oldest_ready_us"))
     fields["rate_in"] = None if rates is None else round(rates.into(c.queue), 3)
     fields["rate_out"] = None if rates is None else round(rates.out_of(c.queue), 3)
@@ -73,16 +81,19 @@ def _fields(c: QueueCounts, rates: Rates | None) -> dict[str, Any]:
 def pause_command(queue: QueueArgument, store: StoreOption = None) -> None:
     """Stop handing out tasks of a queue. Running ones go on, new ones are accepted and wait.
 
-    A queue may be paused before its first task.
+    A queue may be paused before its first task; that no such queue is known yet is said on stderr, since the name may be
+    mistyped.
 
     Example: omniq pause mail
     """
 
     async def work() -> None:
         async with opened(store) as oq:
-            was = await oq.is_paused(queue)
+            was, known = await oq.is_paused(queue), queue in await oq.storage.queues()
             await oq.pause(queue)
         print_line(f"queue {queue} was paused already" if was else f"paused queue {queue}")
+        if not known:
+            say(f"no queue {queue!r} is known yet: its tasks will wait when they come; omniq queues shows the others")
 
     run(work)
 
@@ -95,7 +106,10 @@ def resume_command(queue: QueueArgument, store: StoreOption = None) -> None:
 
     async def work() -> None:
         async with opened(store) as oq:
+            known = queue in await oq.storage.queues()
             was = await oq.resume(queue)
         print_line(f"resumed queue {queue}" if was else f"queue {queue} was not paused")
+        if not known:
+            say(f"no queue {queue!r} is known yet; omniq queues shows the others")
 
     run(work)

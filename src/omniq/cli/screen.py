@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 from rich.console import ConsoleDimensions, RenderableType
 from rich.layout import Layout
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
-from omniq.cli.output import clean, count, one_line
+from omniq.cli.busy import busy_in
+from omniq.cli.output import count, one_line
+from omniq.cli.table import Fitted
 from omniq.cli.values import short
 from omniq.models import from_us
 
@@ -30,7 +30,7 @@ SILENT_US = 30_000_000
 
 
 def draw(view: View, size: ConsoleDimensions) -> RenderableType:
-    """The whole screen: a line on top, queues, running tasks, then workers and failures."""
+    """The whole screen: a line on top, queues, leased tasks, then workers and failures."""
     body, wide = size.height - 1, size.width >= WIDE
     queues = min(len(view.queues) + FRAME, max(body // 3, body - 3 * (FRAME + 2)))
     running = min(len(view.running) + FRAME, max((body - queues) // 2, FRAME + 1))
@@ -58,7 +58,7 @@ def _head(view: View) -> Text:
     if view.away:
         line.append(f" the store is away: {one_line(view.away, 200)}", style="bold white on red")
         return line
-    running, dead = sum(c.running for c in view.queues), sum(c.dead for c in view.queues)
+    running, dead = sum(_busy(view, c) or 0 for c in view.queues), sum(c.dead for c in view.queues)
     alive = sum(view.now_us - w.seen_at_us < SILENT_US for w in view.workers)
     line.append(f" {running} running  {sum(c.ready for c in view.queues)} ready  ")
     line.append(f"{dead} failed", style="red" if dead else "")
@@ -71,33 +71,40 @@ def _clock(moment: datetime) -> str:
     return moment.strftime("%H:%M:%SZ")
 
 
+def _busy(view: View, c: QueueCounts) -> int | None:
+    return busy_in(c, view.workers, view.now_us)
+
+
+QUEUES = ("QUEUE", ">READY", ">SCHED", ">BLOCK", ">RUN", ">LEASED", ">DONE", ">FAIL", ">IN/S", ">OUT/S", ">OLDEST", "=")
+
+
 def _queues(view: View, room: int) -> Panel:
-    table = _table("QUEUE", ">READY", ">SCHED", ">BLOCK", ">RUN", ">DONE", ">FAIL", ">IN/S", ">OUT/S", ">OLDEST", "")
+    table = _table(*QUEUES)
     busiest = sorted(view.queues, key=lambda c: (-(c.ready + c.running), c.queue))
     for c in busiest[: max(room, 1)]:
-        _add(table, *_queue_cells(view, c), style="yellow" if c.paused else "")
+        table.add(*_queue_cells(view, c), style="yellow" if c.paused else "")
     return _panel("queues", table, len(view.queues))
 
 
 def _queue_cells(view: View, c: QueueCounts) -> Sequence[object]:
     rates = view.rates
     oldest = "" if c.oldest_ready_us is None else short((view.now_us - c.oldest_ready_us) / 1e6)
-    speeds = ("–", "–") if rates is None else (f"{rates.into(c.queue):.1f}", f"{rates.out_of(c.queue):.1f}")
+    speeds = (None, None) if rates is None else (f"{rates.into(c.queue):.1f}", f"{rates.out_of(c.queue):.1f}")
     dead = Text(str(c.dead), style="red" if c.dead else "")
-    counts = (c.ready, c.scheduled, c.blocked, c.running, c.done)
+    counts = (c.ready, c.scheduled, c.blocked, _busy(view, c), c.running, c.done)
     return (c.queue, *counts, dead, *speeds, oldest, "paused" if c.paused else "")
 
 
 def _running(view: View, room: int, wide: bool) -> Panel:
-    table = _table("TASK", "NAME", ">AGE", "PROGRESS", *(("QUEUE", ">TRY", "WORKER") if wide else ()))
+    table = _table("=TASK", "NAME", ">AGE", "PROGRESS", *(("QUEUE", ">TRY", "WORKER") if wide else ()))
     oldest_first = sorted(view.running, key=lambda t: t.started_at or t.created_at)
     now = from_us(view.now_us) if view.now_us else None
     for task in oldest_first[: max(room, 1)]:
         age = "" if now is None or task.started_at is None else short((now - task.started_at).total_seconds())
         ending = " (asked to end)" if task.cancel_requested else ""
         more = (task.queue, task.attempts, task.worker or "") if wide else ()
-        _add(table, task.id, task.func_path + ending, age, _progress(task), *more)
-    return _panel("running", table, sum(c.running for c in view.queues))
+        table.add(task.id, task.func_path + ending, age, _progress(task), *more)
+    return _panel("leased", table, sum(c.running for c in view.queues))
 
 
 def _progress(task: Task) -> str:
@@ -116,48 +123,28 @@ def _progress(task: Task) -> str:
 
 def _workers(view: View, room: int) -> Panel:
     table = _table("WORKER", "QUEUES", ">RUNS", ">SEEN")
-    runs = Counter(task.worker for task in view.running)  # fresher than the worker's last sign of life
     for worker in view.workers[: max(room, 1)]:
         silent = view.now_us - worker.seen_at_us
-        busy = f"{runs[worker.worker]}/{worker.concurrency}"
+        busy = f"{worker.running}/{worker.concurrency}"
         cells = (worker.worker, ", ".join(worker.queues), busy, f"{short(silent / 1e6)} ago")
-        _add(table, *cells, style="dim" if silent > SILENT_US else "")
+        table.add(*cells, style="dim" if silent > SILENT_US else "")
     return _panel("workers", table, len(view.workers))
 
 
 def _failures(view: View, room: int) -> Panel:
-    table = _table("ENDED", "TASK", "NAME", "ERROR")
+    table = _table("=ENDED", "=TASK", "NAME", "ERROR")
     latest_first = sorted(view.failed, key=lambda t: t.finished_at or t.created_at, reverse=True)
     for task in latest_first[: max(room, 1)]:
         ended = "" if task.finished_at is None else f"{short((from_us(view.now_us) - task.finished_at).total_seconds())} ago"
-        _add(table, ended, task.id, task.func_path, one_line(str(task.last_error or ""), 200))
+        table.add(ended, task.id, task.func_path, one_line(str(task.last_error or ""), 200))
     return _panel("failures", table, sum(c.dead for c in view.queues))
 
 
-_MIN_WIDTHS = {"TASK": 26, "ENDED": 9, "AGE": 6, "SEEN": 9}  # of what is no use in part
-_SHARES = {"QUEUE": 1, "NAME": 2, "ERROR": 4, "WORKER": 2, "QUEUES": 1, "PROGRESS": 2}  # of the room that is left
+def _table(*columns: str) -> Fitted:
+    return Fitted(columns, expand=True, header_style="dim")
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, expand=True, pad_edge=False, header_style="dim")
-    for column in columns:
-        name = column.lstrip(">")
-        table.add_column(
-            name,
-            justify="right" if column.startswith(">") else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=_MIN_WIDTHS.get(name),
-            ratio=_SHARES.get(name),
-        )
-    return table
-
-
-def _add(table: Table, *cells: object, style: str = "") -> None:
-    table.add_row(*(cell if isinstance(cell, Text) else Text(clean(str(cell))) for cell in cells), style=style)
-
-
-def _panel(title: str, table: Table, there: int) -> Panel:
-    shown = len(table.rows)
+def _panel(title: str, table: Fitted, there: int) -> Panel:
+    shown = len(table)
     more = f" · {there - shown} more" if there > shown else ""
     return Panel(table, title=f"{title} {there}{more}", title_align="left", border_style="cyan", padding=(0, 1))

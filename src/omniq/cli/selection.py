@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from omniq.cli.exits import FAILED, INTERRUPTED, say
+from omniq.cli.output import count
+from omniq.cli.stores import opened, run
 from omniq.cli.values import past
 from omniq.errors import Invalid, Refused
 from omniq.models import State, TaskStatus, to_us
@@ -14,7 +18,7 @@ from omniq.models import State, TaskStatus, to_us
 if TYPE_CHECKING:
     from omniq.core import AsyncOmniQ
     from omniq.models import Record
-    from omniq.operations import Filter, Operation
+    from omniq.operations import Filter, Operation, QueueCounts
 
 PAGE = 500
 
@@ -42,6 +46,7 @@ ErrorOption = Annotated[
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; --all needs it where there is no terminal.")]
 
 
 def make_filter(
@@ -73,6 +78,25 @@ def must_select(ids: Sequence[str] | None, filter: Filter, everything: bool) -> 
         raise Invalid("give ids, or filters, or --all, not several of them")
     if not (ids or filtered or everything):
         raise Invalid("name the tasks: ids, filters such as --queue, or --all")
+
+
+def must_be_sure(verb: str, what: str, number_in: Callable[[QueueCounts], int], store: str | None) -> None:
+    """What cannot be undone, of everything, is asked for on a terminal; elsewhere it is refused, with what to say instead."""
+
+    async def number() -> int:
+        async with opened(store) as oq:
+            return sum(number_in(c) for c in await oq.counts())
+
+    all_of_it = f"{verb} all {count(run(number), what)}"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Invalid(f"--all would {all_of_it}: add --yes if you are sure, or --dry-run to look first")
+    try:
+        sure = typer.confirm(f"{all_of_it}?", err=True)
+    except typer.Abort:
+        raise typer.Exit(INTERRUPTED) from None
+    if not sure:
+        say("nothing was done")
+        raise typer.Exit(FAILED)
 
 
 class Tally:

@@ -6,6 +6,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections import deque
 from typing import BinaryIO
 
@@ -14,22 +15,43 @@ from omniq.client.wire import command, connect, tls_context
 from omniq.errors import ConfigError, ConnectionLost
 
 PING_S = 2.0
+PATIENCE_S = 5.0  # a server that was started a moment ago does not listen yet
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 
 FAILED, SAID_ERR = 1, 3
 
 
-def run_send(host: str, port: int, token_file: str | None, tls: bool, ca_file: str | None) -> int:
+def run_send(
+    host: str, port: int, token_file: str | None, tls: bool, ca_file: str | None, patience_s: float = PATIENCE_S
+) -> int:
     if sys.stdin.isatty():
         raise ConfigError("give commands on stdin, one per line: echo PING | omniq send")
     token = None if token_file is None else read_token(token_file)
     context: ssl.SSLContext | None = tls_context(ca_file) if tls or ca_file is not None else None
     try:
-        with connect(host, port, 10.0, context) as connection:
+        with _connected(host, port, context, patience_s) as connection:
             connection.settimeout(None)
             return _Conversation(connection, sys.stdout.buffer).hold(sys.stdin.buffer, token)
     except (ConnectionLost, OSError) as exc:
         print(f"omniq: {exc}", file=sys.stderr)
         return FAILED
+
+
+def _connected(host: str, port: int, context: ssl.SSLContext | None, patience_s: float) -> socket.socket:
+    """A connection, tried for anew while nobody listens; what trying again does not change is raised at once."""
+    deadline = time.monotonic() + patience_s
+    pause = FIRST_PAUSE_S
+    while True:
+        try:
+            return connect(host, port, 10.0, context)
+        except ConnectionLost as exc:
+            if not isinstance(exc.__cause__, ConnectionError):
+                raise
+            if time.monotonic() + pause >= deadline:
+                advice = "does omniq serve run there, on that port?"
+                raise ConnectionLost(f"{exc}, and so for {patience_s:g} s: {advice}") from exc
+        time.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE_S)
 
 
 class _Conversation:

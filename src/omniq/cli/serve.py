@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from omniq.cli.exits import say
 from omniq.config import Settings, load_settings
 from omniq.durations import format_duration
 from omniq.errors import ConfigError
 from omniq.logs import set_up_logging
 from omniq.server import ServeOptions, Server
 from omniq.server.options import make_options
+from omniq.server.secret_files import readable_by_others
 from omniq.signals import listen
 from omniq.storage.base import BaseStorage
 from omniq.storage.url import mask
@@ -35,11 +37,13 @@ def run_server(store: str | None, token_file: str | None, **given: Any) -> int:
 
 
 def read_token(path: str) -> str:
-    """The first line of a file, without blanks around it."""
+    """The first line of a file, without blanks around it. Warns when other users can read it, too."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"the token file {path} cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+    if warning := readable_by_others(path, "token file"):
+        say(f"warning: {warning}")
     token = text.strip().partition("\n")[0].strip()
     if not token:
         raise ConfigError(f"the token file {path} is empty: put a secret of some length into it")

@@ -94,7 +94,9 @@ def serve_command(
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", envvar=_from_environment("insecure"), help="Listen beyond loopback without a token and TLS."
+            "--insecure",
+            envvar=_from_environment("insecure"),
+            help="Listen beyond loopback without a token and TLS; metrics too.",
         ),
     ] = False,
     metrics_port: Annotated[
@@ -155,7 +157,8 @@ def send_command(
 ) -> None:
     """Send the lines of stdin to a server and print its replies.
 
-    It ends when stdin has ended and every reply has come. Exit code 1 if the connection failed, 3 if any reply was ERR.
+    It ends when stdin has ended and every reply has come. While nobody listens it tries again, for 5 s. Exit code 1 if the
+    connection failed, 3 if any reply was ERR.
 
     Example: echo 'PUSH {"name": "resize"}' | omniq send
     """

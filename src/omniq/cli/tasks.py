@@ -29,8 +29,10 @@ from omniq.cli.selection import (
     SinceOption,
     StatusOption,
     Tally,
+    YesOption,
     act,
     make_filter,
+    must_be_sure,
     must_select,
 )
 from omniq.cli.stores import StoreOption, opened, run
@@ -115,9 +117,12 @@ def cancel_command(
     error_contains: ErrorOption = None,
     everything: AllOption = False,
     dry_run: DryRunOption = False,
+    yes: YesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Cancel waiting tasks, and ask running ones to end.
+
+    With --all it asks first on a terminal; elsewhere it wants --yes, and without it cancels nothing and ends with code 2.
 
     Example: omniq tasks cancel 01JAB3Y8Z0000000000000000
 
@@ -128,6 +133,8 @@ def cancel_command(
 
     filter = make_filter(status, queue, name, group, since, error_contains)
     must_select(ids, filter, everything)
+    if everything and not (yes or dry_run):
+        must_be_sure("cancel", "task", lambda c: c.waiting + c.running, store)
 
     running = 0
 
@@ -187,7 +194,7 @@ def _show(task: Task, result: TaskResult | None, events: list[Event]) -> None:
         print_line("\ntimeline")
         first = events[0].ts
         print_table(
-            ["WHEN", ">AFTER", "EVENT", ">ATTEMPT", "WORKER", "WHAT"],
+            ["=WHEN", ">AFTER", "=EVENT", ">ATTEMPT", "WORKER", "WHAT"],
             [
                 (when(e.ts), short((e.ts - first).total_seconds()), e.event, e.attempt or None, e.worker, _detail(e.data))
                 for e in events

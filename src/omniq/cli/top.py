@@ -18,7 +18,7 @@ def top_command(
 ) -> None:
     """Watch the store live, on the whole screen; q quits.
 
-    Queues with their rates, running tasks with age and progress, workers, failures. If the store goes away, the screen says
+    Queues with their rates, leased tasks with age and progress, workers, failures. If the store goes away, the screen says
     so and goes on when it is back.
 
     Example: omniq top --every 2s

@@ -27,7 +27,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.url import mask
 
 MAX_TASKS = 100
-RATE_S = 10.0  # a live view shows what happens now
+RATE_S, LEAST_S = 10.0, 1.0  # a live view shows what happens now
 
 
 class View(msgspec.Struct, kw_only=True):
@@ -144,7 +144,7 @@ async def _look(oq: AsyncOmniQ, url: str) -> View:
         url=url,
         now_us=oq.storage.clock(),
         queues=queues,
-        rates=await read_rates(oq.storage, RATE_S),
+        rates=await read_rates(oq.storage, RATE_S, LEAST_S),
         running=await _find(oq, State.RUNNING) if any(c.running for c in queues) else [],
         failed=await _find(oq, State.DEAD) if any(c.dead for c in queues) else [],
         workers=await oq.workers(),

@@ -287,6 +287,7 @@ class Consumer:
             pid=os.getpid(),
             queues=(self._queue,),
             running=len(self._runs),
+            busy={self._queue: len(self._runs)} if self._runs else {},
             concurrency=self._concurrency,
             started_at_us=self._started_us,
         )

@@ -60,6 +60,11 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"listening on {self.host}, which others can reach, needs a token file and a TLS certificate with its key "
                 "(--token-file, --tls-cert, --tls-key), or --insecure"
             )
+        if not self.insecure and self.metrics_port is not None and not _is_loopback(self.metrics_host):
+            raise ConfigError(
+                f"metrics on {self.metrics_host}, which others can reach, need --insecure: they are served without a token "
+                "and TLS, and tell the names of the queues and how much is in them"
+            )
 
     @property
     def heartbeat_ns(self) -> int:

@@ -11,19 +11,22 @@ import resource
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self, cast
 
 from omniq.errors import ConfigError, OmniQError, Refused, StoreError
+from omniq.heartbeat import TELL_S
 from omniq.models import new_id
-from omniq.operations import Beat, Extended, Operation, Retention, WorkerInfo
+from omniq.operations import Beat, Extended, Retention, WorkerInfo
 from omniq.policy import SERVER_PREFIX
 from omniq.server import protocol
 from omniq.server.engine import LEASE_US, Engine
 from omniq.server.lines import Lines
 from omniq.server.metrics import Tally, start_metrics
 from omniq.server.options import ServeOptions
+from omniq.server.secret_files import readable_by_others
 from omniq.server.session import Session, extend_of
 from omniq.storage.base import BaseStorage
 from omniq.storage.sending import Sending, Unsendable
@@ -34,6 +37,8 @@ log = logging.getLogger("omniq.server")
 EXTEND_BATCH = 500
 READ_HIGH = 256 * 1024  # bytes of replies that wait for a client before its commands wait too
 LAST_S = 1.0  # of the grace time, for handing tasks back
+HANDSHAKE_S = 10.0  # how long a client may take to agree on TLS
+FAREWELL_S = 1.0  # how long a client that was told to go may take to close its side, while the server stops
 
 
 class Server:
@@ -80,7 +85,12 @@ class Server:
         options = self.options
         with _refusals(options.host, options.port, "--port"):
             self._listener = await self._loop.create_server(
-                lambda: Connection(self), options.host, options.port, ssl=self._tls, backlog=1024
+                lambda: Connection(self),
+                options.host,
+                options.port,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
+                backlog=1024,
             )
         try:
             bound = self._listener.sockets[0].getsockname()
@@ -101,17 +111,31 @@ class Server:
 
     async def _keep_leases(self) -> None:
         """What live connections hold stays theirs; the registry of workers shows this server."""
-        beat: list[Operation] = [Beat(info=self._info())]
         while True:
             try:
-                await self.storage.apply([(op,) for op in beat])
+                await self._tell(self._info())
                 held = [(session, number) for session in list(self.connections) for number in session.held]
                 for start in range(0, len(held), EXTEND_BATCH):
                     await self._extend(held[start : start + EXTEND_BATCH])
             except StoreError as exc:
                 log.error("leases could not be renewed: %s", exc)
-            await asyncio.sleep(LEASE_US / 3e6)
-            beat = [Beat(info=self._info())]
+            await self._tell_news(LEASE_US / 3e6)
+
+    async def _tell(self, info: WorkerInfo) -> None:
+        self._told = info
+        await self.storage.apply([(Beat(info=info),)])
+
+    async def _tell_news(self, seconds: float) -> None:
+        """For so long, the registry hears it soon when clients hold other tasks than before."""
+        end = self._loop.time() + seconds
+        while (left := end - self._loop.time()) > 0:
+            await asyncio.sleep(min(left, TELL_S))
+            info = self._info()
+            if info.busy != self._told.busy:
+                try:
+                    await self._tell(info)
+                except StoreError as exc:
+                    log.warning("the registry of workers was not told what clients hold: %s", exc)
 
     async def _extend(self, held: list[tuple[Session, int]]) -> None:
         found = [(session, number, task) for session, number in held if (task := session.held.get(number)) is not None]
@@ -139,11 +163,15 @@ class Server:
             await asyncio.sleep(max(min(limit - longest, limit / 8), limit / 200, 0.002))
 
     def _info(self) -> WorkerInfo:
+        """What clients hold is what runs; the queues are those that they work on or wait for."""
+        held = Counter(task.queue for session in self.connections for task in session.held.values())
         return WorkerInfo(
             worker=self.worker_id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            running=sum(len(session.held) for session in self.connections),
+            queues=tuple(sorted(held.keys() | self.engine.lines.queues)),
+            running=held.total(),
+            busy=held,
             started_at_us=self._started_us,
         )
 
@@ -162,6 +190,7 @@ class Server:
         while self.connections and time.monotonic() < deadline:
             for session in [s for s in self.connections if s.idle]:
                 session.dismiss(protocol.STOPPING)
+            self._cut_off_the_silent()
             await asyncio.sleep(0.01)
         for session in list(self.connections):
             session.let_go()
@@ -181,6 +210,13 @@ class Server:
         except StoreError as exc:
             log.warning("leaving without a word to the store: %s", exc)
         await self.storage.release_worker(self.worker_id)
+
+    def _cut_off_the_silent(self) -> None:
+        """Over TLS both sides say goodbye, and a client that is busy, frozen or gone does not."""
+        told_by = self._loop.time() - FAREWELL_S
+        for session, connection in list(self.connections.items()):
+            if session.dismissed_at is not None and session.dismissed_at < told_by and connection.all_sent:
+                connection.abort()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -204,6 +240,10 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(READ_HIGH, 0)
         server = self._server
+        if server.stopping:  # it began to agree on TLS before
+            self._transport.write(protocol.err(protocol.STOPPING))
+            self._transport.close()
+            return
         if len(server.connections) >= server.options.max_connections:
             server.tally.refused_connections += 1
             self._transport.write(protocol.err(f"too many connections: max-connections is {server.options.max_connections}"))
@@ -246,6 +286,8 @@ class Connection(asyncio.Protocol):
     # -- what the session asks ---------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
+        if self._closing:
+            return
         self._server.tally.bytes_out += len(data)
         self._transport.write(data)
 
@@ -263,6 +305,10 @@ class Connection(asyncio.Protocol):
 
     def unsent(self) -> int | None:
         return None if self._transport.is_closing() else self._transport.get_write_buffer_size()
+
+    @property
+    def all_sent(self) -> bool:
+        return self._transport.get_write_buffer_size() == 0
 
     def close(self) -> None:
         if not self._closing:
@@ -301,6 +347,8 @@ def raise_file_limit() -> None:
 def _tls_context(options: ServeOptions) -> ssl.SSLContext | None:
     if options.tls_cert is None:
         return None
+    if warning := readable_by_others(cast(str, options.tls_key), "TLS key"):
+        log.warning("%s", warning)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

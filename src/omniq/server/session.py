@@ -35,6 +35,7 @@ MAX_AT_ONCE = 1000  # commands of one connection before others get their turn
 MAX_COUNT = 1000
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 UNAUTHENTICATED_LINE = 4096
+WRONG_TOKEN_S = 1.0  # how long the answer to a wrong token takes: whoever guesses must wait
 SENT_S = 0.005  # an event loop may send what it was given a moment later
 
 
@@ -93,6 +94,8 @@ class Session:
         self._waiter: Waiter | None = None
         self._fetch: tuple[int, float] = (0, 0.0)  # tasks per reply (0: one, without a list), seconds to wait
         self._timer: asyncio.TimerHandle | None = None
+        self._refused = False  # a wrong token, of which the client hears in a moment
+        self.dismissed_at: float | None = None
         self._known = house.options.token is None
         if not self._known:
             wire.set_line_limit(UNAUTHENTICATED_LINE)
@@ -106,7 +109,8 @@ class Session:
     @property
     def congested(self) -> bool:
         """Whether nothing more should be read for now."""
-        return len(self._inbox) > MAX_UNANSWERED or self._ahead > MAX_BACKLOG or (self._full and bool(self._inbox))
+        too_much = len(self._inbox) > MAX_UNANSWERED or self._ahead > MAX_BACKLOG
+        return too_much or self._refused or (self._full and bool(self._inbox))
 
     def silent_s(self) -> float:
         """How long it has been silent although nothing of it is under way. Who reads nothing is silent too."""
@@ -139,7 +143,9 @@ class Session:
         self.go_on()
 
     def stop_waiting(self) -> None:
-        """The server stops: whoever waits for a task is told so."""
+        """The server stops: whoever waits for a task, or for the answer to a wrong token, is told so."""
+        if self._refused and self._timer is not None:
+            self._refuse()
         self._wait_no_more()
         self.go_on()
 
@@ -186,7 +192,8 @@ class Session:
 
     def dismiss(self, text: str) -> None:
         """Tell the client why, and close. What it holds is dealt with by `lost`, or was before."""
-        if not self.gone:
+        if not self.gone and self.dismissed_at is None:
+            self.dismissed_at = self._now()
             self._say(protocol.err(text))
             self._flush()
             self._wire.close()
@@ -432,8 +439,21 @@ class Session:
             self._wire.set_line_limit(self._options.max_line)
             self._reply(protocol.OK)
             return
-        self._reply(protocol.err(protocol.WRONG_TOKEN))
-        self._leaving = True  # one guess per connection
+        self._busy = self._refused = True
+        self._inbox.clear()
+        self._after_others(self._refuse_soon)
+
+    def _refuse_soon(self) -> None:
+        if self._house.stopping:
+            self._refuse()
+        elif not self.gone:
+            self._timer = asyncio.get_running_loop().call_later(WRONG_TOKEN_S, self._refuse)
+
+    def _refuse(self) -> None:
+        self._stop_timer()
+        self._say(protocol.err(protocol.WRONG_TOKEN))
+        self._leaving, self._busy = True, False  # one guess per connection
+        self.go_on()
 
     # -- looking -----------------------------------------------------------------------------------
 

@@ -141,6 +141,11 @@ class Lines:
         return sum(len(line.waiters) for line in list(self._lines.values()))  # also asked from another thread
 
     @property
+    def queues(self) -> set[str]:
+        """The queues that somebody waits for."""
+        return {queue for line in self._lines.values() if line.waiters for queue in line.queues}
+
+    @property
     def hungry(self) -> bool:
         return bool(self._hungry)
 

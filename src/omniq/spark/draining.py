@@ -146,6 +146,7 @@ class _Registration:
             host=platform.node(),
             pid=os.getpid(),
             queues=plan.queues or (),
+            busy={},  # the slots say for themselves what they run
             started_at_us=now_us(),
         )
         self._portal = Portal()

@@ -188,6 +188,15 @@ async def a_worker_that_beats_is_registered(bench: Bench) -> None:
     assert {w.seen_at_us for w in await bench.store.workers(bench.now)} == {bench.now}
 
 
+@case(rules="§9")
+async def a_worker_says_how_many_functions_run_per_queue(bench: Bench) -> None:
+    await bench.do(Beat(info=WorkerInfo(worker="w1", queues=("a", "b"), running=3, busy={"a": 2, "b": 1})))
+    await bench.do(Beat(info=WorkerInfo(worker="w2", queues=("a",), running=1)))
+    await bench.do(Beat(info=WorkerInfo(worker="w3", busy={})))
+    found = {worker.worker: worker.busy for worker in await bench.store.workers(bench.now)}
+    assert found == {"w1": {"a": 2, "b": 1}, "w2": None, "w3": {}}
+
+
 @case(rules="§3")
 async def a_worker_that_leaves_is_taken_out(bench: Bench) -> None:
     await bench.do(Beat(info=WorkerInfo(worker="w1")))
