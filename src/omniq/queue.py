@@ -43,7 +43,7 @@ from omniq.operations import (
     Requeue,
     Retry,
 )
-from omniq.policy import after_failure, next_run, parse_backoff
+from omniq.policy import after_failure, after_unknown, next_run, parse_backoff
 from omniq.serialization import Serializer, make_serializer
 from omniq.storage.base import BaseStorage
 from omniq.tasks import NO_OPTIONS, Callee, OptionFields, Options, callee, make_options
@@ -70,6 +70,7 @@ class AsyncTaskQueue:
         )
         self._ttl_us = duration_us(self.settings.result_ttl_seconds, "result_ttl", zero=True)
         self._key_ttl_us = duration_us(self.settings.idempotency_ttl, "idempotency_ttl")
+        self._unknown_us = duration_us(self.settings.unknown_function_s, "unknown_function_s", zero=True)
 
     async def close(self) -> None:
         await self.storage.close()
@@ -207,6 +208,10 @@ class AsyncTaskQueue:
         after_us = None if after is None else round(after * 1e6)
         now = self.storage.clock()
         return after_failure(task, error, now, random.random(), after_us=after_us, final=final, ran_us=ran_us)  # noqa: S311
+
+    def unknown(self, task: Record, error: TaskError, *, last: bool = False) -> Retry | Fail:
+        """What follows when a worker does not have the task's function; `last`: no other will be asked."""
+        return after_unknown(task, error, self.storage.clock(), self._unknown_us, last=last)
 
     # -- steering one task -------------------------------------------------------------------------
 

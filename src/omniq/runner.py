@@ -38,12 +38,12 @@ def holding(task: Record | Progress) -> Holding:
 class Run:
     """A task in a slot."""
 
-    __slots__ = ("context", "deadline", "ending", "is_async", "record", "started", "task")
+    __slots__ = ("begun", "context", "deadline", "ending", "is_async", "record", "started", "task")
 
     def __init__(self, record: Record, context: TaskContext, task: asyncio.Task[None]) -> None:
         self.record, self.context, self.task = record, context, task
         self.started = time.monotonic()
-        self.is_async = False
+        self.is_async = self.begun = False  # until its function is found
         self.ending: str | None = None  # why it was interrupted: "timeout", "cancel", "lost" or "release"
         self.deadline = math.inf
 
@@ -66,6 +66,7 @@ class Runner:
         self._queue, self._resolver, self._middleware, self._send = queue, resolver, tuple(middleware), send
         self.running: dict[Holding, Run] = {}
         self.leaving = False
+        self.given_up: set[str] = set()  # ids of tasks that no other worker will be asked for
         self.done = self.failed = self.retried = 0
         self._runnables: dict[tuple[str, str], Runnable] = {}
         self._joint: dict[Holding, Run] = {}  # ended runs whose ack carries what they enqueued
@@ -119,6 +120,8 @@ class Runner:
                 raise
             return self._failed(run, exc)
         except (NotRunnable, Unrecoverable) as exc:
+            if isinstance(exc, NotRunnable) and exc.unknown and not run.begun:
+                return self._unknown(run, exc)
             return self._failed(run, exc, final=True)
         except RetryLater as exc:
             return self._failed(run, exc, after=exc.after)
@@ -148,7 +151,7 @@ class Runner:
             raise Unrecoverable(f"SerializationError: {exc}") from exc
         if record.encoding == "json":
             runnable.restore(args, kwargs)
-        run.is_async = runnable.is_async
+        run.is_async, run.begun = runnable.is_async, True
         if record.timeout_us is not None:
             self._limit(run, record.timeout_us / 1e6)
         for hook in self._middleware:
@@ -190,6 +193,19 @@ class Runner:
         else:
             self.retried += 1
             log.warning("task %s failed, it will be retried: %s", run.record.name, error, extra=fields)
+        return (op,)
+
+    def _unknown(self, run: Run, exc: NotRunnable) -> tuple[Operation, ...]:
+        record = run.record
+        if run.context.cancelled:
+            return self._cancelled(record)
+        op = self._queue.unknown(record, TaskError.of(exc), last=record.id in self.given_up)
+        fields = log_fields(record)
+        if isinstance(op, Fail):
+            self.failed += 1
+            log.error("task %s failed for good: %s", record.name, op.error, extra=fields, exc_info=exc.__cause__)
+        else:
+            log.warning("task %s is left to another worker: %s", record.name, exc, extra=fields, exc_info=exc.__cause__)
         return (op,)
 
     def _cancelled(self, record: Record) -> tuple[Operation, ...]:

@@ -24,6 +24,7 @@ from typing import Any, Self, cast
 
 from omniq.config import Settings
 from omniq.context import log_fields
+from omniq.draining import waiting_again
 from omniq.errors import (
     DriverClosed,
     Invalid,
@@ -35,8 +36,8 @@ from omniq.errors import (
 )
 from omniq.heartbeat import Heartbeat
 from omniq.middleware import Middleware
-from omniq.models import Record, State, check_queue, duration_us, new_id, new_token
-from omniq.operations import Ack, Beat, Extended, Filter, Operation, Progress, Reserve, Reserved, WorkerInfo
+from omniq.models import Record, check_queue, duration_us, new_id, new_token
+from omniq.operations import Ack, Beat, Extended, Operation, Progress, Reserve, Reserved, WorkerInfo
 from omniq.queue import AsyncTaskQueue
 from omniq.runner import Holding, Runner, holding, release
 from omniq.storage.base import BaseStorage, Result
@@ -99,7 +100,7 @@ class AsyncWorkerPool:
         self._rotation = 0
         if allow is None and not self.storage.capabilities.local:
             allow = ()
-        self._resolver = Resolver(allow)
+        self._resolver = Resolver(allow, lambda: self.storage.clock())
         self._middleware = tuple(middleware)
         self._tasks: list[asyncio.Task[None]] = []
         self._reset()
@@ -231,17 +232,28 @@ class AsyncWorkerPool:
         await self.stop()
 
     async def drain(self) -> None:
-        """Return when nothing is ready, running or waiting for a retry in the queues served; later `eta`s stay."""
-        while True:
-            seen = self.storage.changes
-            served = set(self._named_queues or await self.storage.queues(fed=True))
-            counts = [c for c in await self.storage.counts() if c.queue in served and not c.paused]
-            if not any(c.ready + c.running for c in counts) and not self._held and not self._outbox:
-                retrying = [Filter(states=(State.SCHEDULED,), min_attempts=1, queue=q) for q in served]
-                waiting = any([(await self.storage.find(f, limit=1)).tasks for f in retrying])
-                if not waiting and self.storage.changes == seen:  # else something moved between the two looks
-                    return
-            await self.storage.wait(timeout=0.2, after=seen)
+        """Return when nothing is ready, running or waiting for a retry in the queues served; later `eta`s stay.
+
+        When nothing is left but tasks whose function this worker does not have, those are FAILED.
+        """
+        try:
+            while True:
+                seen = self.storage.changes
+                served = set(self._named_queues or await self.storage.queues(fed=True))
+                counts = [c for c in await self.storage.counts() if c.queue in served and not c.paused]
+                if not any(c.ready + c.running for c in counts) and not self._held and not self._outbox:
+                    again = await waiting_again(self.storage, counts)
+                    if not again.retries:
+                        self._give_up(again.unknown)
+                        if not again.unknown and self.storage.changes == seen:  # else something moved between the looks
+                            return
+                await self.storage.wait(timeout=0.2, after=seen)
+        finally:
+            self._runner.given_up.clear()
+
+    def _give_up(self, ids: Iterable[str]) -> None:
+        """Fail these tasks when they come again and their function is still missing: no other worker will be asked."""
+        self._runner.given_up.update(ids)
 
     # -- turns -------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import omniq
+from omniq.tasks import NotRunnable
 
 runs: Counter[str] = Counter()
 starts: defaultdict[str, list[float]] = defaultdict(list)
@@ -83,6 +84,10 @@ def retry_after(key: str, seconds: float) -> int:
 def give_up(key: str) -> None:
     _count(key)
     raise omniq.Unrecoverable("hopeless")
+
+
+def not_runnable_inside() -> None:
+    raise NotRunnable("raised by the task", unknown=True)
 
 
 def leave(key: str) -> None:
