@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from omniq.context import TaskContext, enter, leave, log_fields
-from omniq.errors import Refused, SerializationError, Unrecoverable
+from omniq.errors import Invalid, Refused, SerializationError, Unrecoverable, check_retry_after
 from omniq.errors import Retry as RetryLater
 from omniq.middleware import Middleware
 from omniq.models import Record, TaskError
@@ -118,20 +118,25 @@ class Runner:
                 return await self._interrupted(run)
             if self.leaving:
                 raise
+            await self._calm()
             return self._failed(run, exc)
         except (NotRunnable, Unrecoverable) as exc:
             if isinstance(exc, NotRunnable) and exc.unknown and not run.begun:
                 return self._unknown(run, exc)
             return self._failed(run, exc, final=True)
         except RetryLater as exc:
-            return self._failed(run, exc, after=exc.after)
-        except (Exception, SystemExit, KeyboardInterrupt) as exc:
+            return self._retry_later(run, exc)
+        except BaseException as exc:
+            if not self.is_running():
+                raise
             return self._failed(run, exc)
         if run.ending is not None:  # it finished, or caught the interruption, at the last moment
             task = cast("asyncio.Task[None]", asyncio.current_task())
             task.uncancel()
             if run.ending != "release":
                 return await self._interrupted(run)
+        elif cast("asyncio.Task[None]", asyncio.current_task()).cancelling() and not self.leaving:
+            await self._calm()  # it cancelled itself and then returned all the same
         if run.context.cancelled:
             return self._cancelled(record)
         self.done += 1
@@ -148,6 +153,8 @@ class Runner:
                 runnable = self._runnables[place] = Runnable(self._resolver.resolve(*place))
             args, kwargs = decode_call(record, self._queue.serializer)
         except SerializationError as exc:
+            if isinstance(exc.__cause__, ImportError | AttributeError):  # a pickle names classes
+                raise NotRunnable(f"this worker has not what its arguments are made of: {exc}", unknown=True) from exc
             raise Unrecoverable(f"SerializationError: {exc}") from exc
         if record.encoding == "json":
             runnable.restore(args, kwargs)
@@ -161,19 +168,47 @@ class Runner:
                 value = await runnable.func(*args, **kwargs)
             else:
                 value = await self._threads.run(functools.partial(runnable.func, *args, **kwargs))
-        except Exception as exc:
-            await self._tell_error(run.context, exc)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:
+            if self.is_running():
+                await self._tell_error(run.context, exc)
             raise
         for hook in reversed(self._middleware):
             await hook.after(run.context, value)
         return value
 
-    async def _tell_error(self, context: TaskContext, exc: Exception) -> None:
+    async def _tell_error(self, context: TaskContext, exc: BaseException) -> None:
         for hook in reversed(self._middleware):
             try:
                 await hook.on_error(context, exc)
-            except Exception:
+            except (Exception, SystemExit):
                 log.exception("%s.on_error failed", type(hook).__name__, extra=log_fields(context.record))
+
+    def _retry_later(self, run: Run, exc: RetryLater) -> tuple[Operation, ...]:
+        try:
+            if exc.after is not None:
+                check_retry_after(exc.after)
+        except Invalid as invalid:
+            return self._failed(run, invalid)
+        return self._failed(run, exc, after=exc.after)
+
+    async def _calm(self) -> None:
+        """Undo what a task did that cancelled itself, so that the next one in its slot does not hear of it."""
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # where a cancellation that is still to come comes out
+        while task.cancelling():
+            task.uncancel()
+        if self.leaving:
+            raise asyncio.CancelledError
+
+    def is_running(self) -> bool:
+        """Whether an error came from the task: Python also throws GeneratorExit into a slot whose event loop is gone."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def _failed(
         self, run: Run, exc: BaseException, *, final: bool = False, after: float | None = None

@@ -457,7 +457,9 @@ class AsyncWorkerPool:
             self._buffered_at = time.monotonic()
             try:
                 await self._run(record)
-            except Exception:  # the task comes back when its lease runs out; the slot must live
+            except BaseException:  # the task comes back when its lease runs out; the slot must live
+                if self._leaving or not self._runner.is_running():
+                    raise
                 log.exception("task %s could not be ended", record.name, extra=log_fields(record))
 
     async def _run(self, record: Record) -> None:

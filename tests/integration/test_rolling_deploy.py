@@ -1,6 +1,9 @@
 """Tasks that a worker does not have: they wait for one that does, and are not spent on those that do not."""
 
 import asyncio
+import importlib
+import sys
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -101,6 +104,35 @@ def test_a_task_that_failed_before_keeps_the_attempts_that_it_has_left(
         assert (result.status, result.attempts, result.error.type) == (TaskStatus.FAILED, 2, "TypeError")
 
     asyncio.run(body())
+
+
+def test_arguments_of_a_class_that_a_worker_does_not_have_wait_for_one_that_does(
+    oq: AsyncOmniQ, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pickle names its classes, and a deploy brings new ones."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    name = f"newer_{uuid.uuid4().hex}"
+    there, away = tmp_path / f"{name}.py", tmp_path / "away"
+    there.write_text("class Point:\n    x = 7\n")
+
+    async def body() -> None:
+        pickling = AsyncOmniQ(oq.storage, settings=Settings(serializer="cloudpickle", grace=5))
+        task_id = await pickling.options(max_retries=0).enqueue(jobs.x_of, importlib.import_module(name).Point())
+        del sys.modules[name]
+        there.rename(away)
+        async with await pickling.worker(poll_interval=0.01):
+            await eventually(lambda: refused(oq, task_id, 1))
+            task: Any = await oq.get_task(task_id)
+            assert (task.attempts, task.last_error.type) == (0, "NotRunnable")
+            assert name in task.last_error.message
+            away.rename(there)
+            importlib.invalidate_caches()
+            clock.advance(1)
+            assert (await pickling.get_result(task_id, wait=True, timeout=5)).result == 7
+
+    asyncio.run(body())
+    sys.modules.pop(name, None)
 
 
 def test_after_an_hour_it_fails_and_says_what_to_do(oq: AsyncOmniQ, clock: FakeClock) -> None:

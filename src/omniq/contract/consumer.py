@@ -250,13 +250,21 @@ class Consumer:
             await self._handlers.run(run.context)
         except asyncio.CancelledError as exc:
             ended: Operation = release(record) if self._abandoned else self._failed(run, exc)
-        except (Exception, SystemExit, KeyboardInterrupt) as exc:
+        except BaseException as exc:
+            if not self._is_running():  # Python closes what is left of a loop that is gone
+                raise
             ended = self._failed(run, exc)
         else:
             again = next_run(record, self._storage.clock()) if record.interval_us else None
             token = cast(str, record.token)
             ended = Ack(queue=record.queue, id=record.id, token=token, late=True, ran_us=_ran_us(run), again_us=again)
         self._end(run, ended)
+
+    def _is_running(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def _end(self, run: _Run, ended: Operation) -> None:
         if run in self._runs:
