@@ -110,15 +110,12 @@ def after_unknown(task: Record, error: TaskError, now_us: int, limit_us: int, *,
     since_us = _waits_since(task, now_us, limit_us)
     elapsed = now_us - since_us
     if last or elapsed >= limit_us:
-        if elapsed:
-            error = msgspec.structs.replace(
-                error, message=f"no worker had its function for {_rounded(elapsed)}: {error.message}"
-            )
-        return Fail(**held, error=error.cut(), again_us=next_run(task, now_us))
+        told = _preceded(error, f"no worker had its function for {_rounded(elapsed)}: ") if elapsed else error
+        return Fail(**held, error=told, again_us=next_run(task, now_us))
     since = from_us(since_us).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    error = msgspec.structs.replace(error, message=f"waits since {since} for a worker that has its function: {error.message}")
+    told = _preceded(error, f"waits since {since} for a worker that has its function: ")
     delay = min(unknown_pause_us(elapsed), limit_us - elapsed)
-    return Retry(**held, error=error.cut(), delay_us=delay, attempts=max(task.attempts - 1, 0))
+    return Retry(**held, error=told, delay_us=delay, attempts=max(task.attempts - 1, 0))
 
 
 def waits_for_function(task: Record) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -48,6 +49,8 @@ from omniq.serialization import Serializer, make_serializer
 from omniq.storage.base import BaseStorage
 from omniq.tasks import NO_OPTIONS, Callee, OptionFields, Options, callee, make_options
 from omniq.translate import encode_call, event_of, fingerprint, result_of, task_of
+
+log = logging.getLogger("omniq.queue")
 
 ROWS_PER_TRANSACTION = 1000
 MAX_TEMPLATES = 10_000
@@ -143,7 +146,9 @@ class AsyncTaskQueue:
     async def enqueue(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> str:
         """Store one call; the id of the task, or of the first one with the same idempotency key."""
         op = self.template(callee(func), options)(args, kwargs)
-        return cast(Enqueued, (await self.apply_one(op))).id
+        outcome = cast(Enqueued, await self.apply_one(op))
+        tell_enqueued((op,), (outcome,))
+        return outcome.id
 
     def enqueue_blocking(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> str:
         """`enqueue` from a thread without an event loop."""
@@ -151,6 +156,7 @@ class AsyncTaskQueue:
         (answer,) = self.storage.apply_blocking([(op,)])
         if isinstance(answer, Refused):
             raise answer
+        tell_enqueued((op,), answer)
         return cast(Enqueued, answer[0]).id
 
     async def enqueue_many(self, func: Any, rows: Iterable[Row], options: Options) -> list[str]:
@@ -183,6 +189,7 @@ class AsyncTaskQueue:
         (answer,) = await self.storage.apply([tuple(chunk)])
         if isinstance(answer, Refused):
             raise answer
+        tell_enqueued(chunk, answer)
 
     def batch(self) -> Batch:
         return Batch(self)
@@ -225,6 +232,7 @@ class AsyncTaskQueue:
                 outcome = await self.apply_one(Cancel(queue=record.queue, id=task_id))
             except TaskNotFound:
                 continue
+            _tell("cancel", record)
             return cast(Cancelled, outcome).state in (State.CANCELLED, State.RUNNING)
         return False
 
@@ -234,6 +242,7 @@ class AsyncTaskQueue:
         if record is None:
             raise TaskNotFound(f"no task {task_id!r} in this store")
         await self.apply_one(Requeue(queue=record.queue, id=task_id, reset_attempts=reset_attempts))
+        _tell("requeue", record)
 
     async def remove(self, task_id: str) -> None:
         """Delete a task that is not running. Raises `NotWaiting` for one that is, `TaskNotFound` for an unknown id."""
@@ -241,6 +250,7 @@ class AsyncTaskQueue:
         if record is None:
             raise TaskNotFound(f"no task {task_id!r} in this store")
         await self.apply_one(Remove(queue=record.queue, id=task_id))
+        _tell("remove", record)
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -301,7 +311,21 @@ class AsyncTaskQueue:
         (answer,) = await self.storage.apply([tuple(batch.operations)])
         if isinstance(answer, Refused):
             raise answer
+        tell_enqueued(batch.operations, answer)
         return [cast(Enqueued, outcome).id for outcome in answer]
+
+
+def tell_enqueued(ops: Sequence[Enqueue], outcomes: Sequence[Any]) -> None:
+    """At DEBUG, a record per task that was stored, or that was there already."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    for op, outcome in zip(ops, outcomes, strict=True):
+        fields = {"task_id": outcome.id, "queue": op.queue, "task_name": op.name}
+        log.debug("%s was there already" if outcome.existed else "enqueued %s", op.name, extra=fields)
+
+
+def _tell(what: str, task: Record) -> None:
+    log.debug("%s %s", what, task.name, extra={"task_id": task.id, "queue": task.queue, "task_name": task.name})
 
 
 class Batch:

@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from omniq.context import TaskContext, enter, leave, log_fields
+import msgspec
+
+from omniq.context import TaskContext, enter, leave, log_error, log_fields
 from omniq.errors import Invalid, Refused, SerializationError, Unrecoverable, check_retry_after
 from omniq.errors import Retry as RetryLater
 from omniq.middleware import Middleware
 from omniq.models import Record, TaskError
-from omniq.operations import Ack, Cancel, Fail, Operation, Progress, Release
+from omniq.operations import Ack, Cancel, Enqueue, Fail, Operation, Progress, Release
+from omniq.policy import max_attempts
 from omniq.queue import AsyncTaskQueue
 from omniq.runnable import Runnable
 from omniq.tasks import NotRunnable, Resolver
@@ -26,6 +29,8 @@ from omniq.translate import PAYLOAD_ONLY, called_name, decode_call
 log = logging.getLogger("omniq.worker")
 
 PROGRESS_S = 0.2  # how often the progress of a task is stored at most
+
+_ENDS: dict[type[Operation], str] = {Ack: "succeeded", Cancel: "was cancelled", Release: "is handed back"}
 
 Transaction = tuple[Operation, ...]
 Holding = tuple[str, str | None]  # a worker that was frozen may hold a task a second time while its first run goes on
@@ -66,6 +71,7 @@ class Runner:
         self._queue, self._resolver, self._middleware, self._send = queue, resolver, tuple(middleware), send
         self.running: dict[Holding, Run] = {}
         self.leaving = False
+        self.telling = False  # whether starts and ends are logged, asked once per batch
         self.given_up: set[str] = set()  # ids of tasks that no other worker will be asked for
         self.done = self.failed = self.retried = 0
         self._runnables: dict[tuple[str, str], Runnable] = {}
@@ -89,12 +95,17 @@ class Runner:
         self.running[holding(record)] = run
         context.on_progress = functools.partial(self._progress_soon, run)
         token = enter(context)
+        if self.telling:
+            fields = log_fields(record)
+            log.debug("task %s starts, attempt %d of %d", record.name, record.attempts, max_attempts(record), extra=fields)
         try:
             transaction = await self._outcome(run)
         finally:
             leave(token)
             del self.running[holding(record)]
         ended: list[Transaction] = []
+        if self.telling and transaction is not None:
+            self._tell_end(run, transaction)
         if transaction is not None:
             if context.unsent_progress is not None:  # the last word, said just before the end
                 ended.append((_progress(record, context.unsent_progress),))
@@ -102,6 +113,18 @@ class Runner:
             if len(transaction) > 1:
                 self._joint[holding(record)] = run
         return ended, time.monotonic() - run.started
+
+    def _tell_end(self, run: Run, transaction: Transaction) -> None:
+        """How it ended; failures are told where they happen."""
+        record, end = run.record, transaction[0]
+        took = time.monotonic() - run.started
+        words = _ENDS.get(type(end))
+        if words is not None:
+            log.debug("task %s %s after %.3f s", record.name, words, took, extra=log_fields(record))
+        for op in transaction[1:]:
+            child = cast(Enqueue, op)
+            fields = {"task_id": child.id, "queue": child.queue, "task_name": child.name}
+            log.debug("%s is enqueued with the end of task %s", child.name, record.id, extra=fields)
 
     async def _outcome(self, run: Run) -> tuple[Operation, ...] | None:
         """Run the task and say what is to be stored of it; None for a task that was lost to somebody else."""
@@ -215,32 +238,41 @@ class Runner:
     ) -> tuple[Operation, ...]:
         if run.context.cancelled:
             return self._cancelled(run.record)
-        return self._store_failure(run, TaskError.of(exc), final=final, after=after)
+        return self._store_failure(run, TaskError.of(exc), final=final, after=after, exc=exc)
 
     def _store_failure(
-        self, run: Run, error: TaskError, *, final: bool = False, after: float | None = None
+        self,
+        run: Run,
+        error: TaskError,
+        *,
+        final: bool = False,
+        after: float | None = None,
+        exc: BaseException | None = None,
     ) -> tuple[Operation, ...]:
         op = self._queue.failed(run.record, error, _ran_us(run), after=after, final=final)
         fields = log_fields(run.record)
         if isinstance(op, Fail):
             self.failed += 1
-            log.error("task %s failed for good: %s", run.record.name, error, extra=fields)
+            log.error("task %s failed for good: %s", run.record.name, error, extra=fields, exc_info=log_error(exc))
         else:
             self.retried += 1
-            log.warning("task %s failed, it will be retried: %s", run.record.name, error, extra=fields)
+            log.warning("task %s failed, it will be retried: %s", run.record.name, error, extra=fields, exc_info=log_error(exc))
         return (op,)
 
     def _unknown(self, run: Run, exc: NotRunnable) -> tuple[Operation, ...]:
         record = run.record
         if run.context.cancelled:
             return self._cancelled(record)
-        op = self._queue.unknown(record, TaskError.of(exc), last=record.id in self.given_up)
-        fields = log_fields(record)
+        error, cause = TaskError.of(exc), exc.__cause__
+        if cause is not None:  # of a module that failed: where
+            error = msgspec.structs.replace(error, traceback=TaskError.of(cause).traceback)
+        op = self._queue.unknown(record, error, last=record.id in self.given_up)
+        fields, where = log_fields(record), log_error(cause)
         if isinstance(op, Fail):
             self.failed += 1
-            log.error("task %s failed for good: %s", record.name, op.error, extra=fields, exc_info=exc.__cause__)
+            log.error("task %s failed for good: %s", record.name, op.error, extra=fields, exc_info=where)
         else:
-            log.warning("task %s is left to another worker: %s", record.name, exc, extra=fields, exc_info=exc.__cause__)
+            log.warning("task %s is left to another worker: %s", record.name, exc, extra=fields, exc_info=where)
         return (op,)
 
     def _cancelled(self, record: Record) -> tuple[Operation, ...]:

@@ -170,6 +170,13 @@ def fail_with_broken_text(key: str) -> None:
     raise RuntimeError("half a character: \udc80")
 
 
+def fail_behind_broken_text(key: str) -> None:
+    try:
+        fail_with_broken_text(key)
+    except RuntimeError as exc:
+        raise ValueError("after that") from exc
+
+
 def stop_iteration(key: str) -> None:
     _count(key)
     raise StopIteration(7)
