@@ -19,7 +19,7 @@ from omniq.errors import Retry as RetryLater
 from omniq.middleware import Middleware
 from omniq.models import Record, TaskError
 from omniq.operations import Ack, Cancel, Enqueue, Fail, Operation, Progress, Release
-from omniq.policy import max_attempts
+from omniq.policy import max_attempts, waits_for_function
 from omniq.queue import AsyncTaskQueue
 from omniq.runnable import Runnable
 from omniq.tasks import NotRunnable, Resolver
@@ -272,7 +272,8 @@ class Runner:
             self.failed += 1
             log.error("task %s failed for good: %s", record.name, op.error, extra=fields, exc_info=where)
         else:
-            log.warning("task %s is left to another worker: %s", record.name, exc, extra=fields, exc_info=where)
+            level = logging.DEBUG if waits_for_function(record) else logging.WARNING  # the first time is news
+            log.log(level, "task %s is left to another worker: %s", record.name, exc, extra=fields, exc_info=where)
         return (op,)
 
     def _cancelled(self, record: Record) -> tuple[Operation, ...]:

@@ -13,6 +13,8 @@ from support.waiting import eventually
 from omniq import AsyncOmniQ, BaseStorage, MemoryStorage, OmniQ, RedisStorage, Settings, SQLiteStorage
 from omniq.contract import AsyncContractClient
 from omniq.logs import PlainFormatter
+from omniq.models import new_token
+from omniq.operations import Reserve
 
 
 def said(caplog: pytest.LogCaptureFixture, task_id: str | None = None) -> list[str]:
@@ -267,6 +269,24 @@ def test_what_a_task_enqueues_with_its_own_end_is_told(oq: AsyncOmniQ, key: str,
     parent = asyncio.run(body())
     (child,) = jobs.seen[key]
     assert said(caplog, child)[0] == f"DEBUG support.jobs:add is enqueued with the end of task {parent}"
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_lost_run_names_its_task(oq: AsyncOmniQ, key: str, caplog: pytest.LogCaptureFixture, retries: int) -> None:
+    caplog.set_level(logging.DEBUG, "omniq")
+
+    async def body() -> str:
+        task_id = await oq.options(max_retries=retries).enqueue(jobs.add, 1)
+        now = oq.storage.clock()
+        await oq.storage.apply([(Reserve(queues=("default",), token=new_token(), lease_us=1, worker="w"),)], now)
+        assert await oq.storage.reclaim(now + 2) == 1
+        return task_id
+
+    line = said(caplog, asyncio.run(body()))[-1]
+    why = f"WorkerLost: worker w was silent until the lease ran out during attempt 1 of {retries + 1}"
+    assert line == ("DEBUG task {} is taken back: {}" if retries else "ERROR task {} failed for good: {}").format(
+        "support.jobs:add", why
+    )
 
 
 def test_at_info_nothing_is_said_of_tasks_that_go_well(storage: BaseStorage, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import logging
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -61,8 +62,10 @@ async def refused(oq: AsyncOmniQ, task_id: str, times: int) -> bool:
 
 
 def test_a_task_waits_until_the_worker_has_its_function_and_runs_as_if_nothing_had_been(
-    oq: AsyncOmniQ, clock: FakeClock, deploy: Callable[[], None]
+    oq: AsyncOmniQ, clock: FakeClock, deploy: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "omniq")
+
     async def body() -> None:
         async with await oq.worker(poll_interval=0.01) as pool:
             task_id = await oq.options(max_retries=0).enqueue(LATER, 2, b=3)
@@ -81,6 +84,8 @@ def test_a_task_waits_until_the_worker_has_its_function_and_runs_as_if_nothing_h
             assert (pool.done, pool.failed, pool.retried) == (1, 0, 0)
 
     asyncio.run(body())
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]  # though it was refused five times
+    assert line.startswith(f"task {LATER} is left to another worker: no task named")
 
 
 def test_a_task_that_failed_before_keeps_the_attempts_that_it_has_left(
