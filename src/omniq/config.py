@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     events_max_count: int = 1_000_000
     dead_letter_ttl: float = 30 * DAY_S
     idempotency_ttl: float = DAY_S
+    unknown_function_s: float = 3600.0
     log_level: LogLevel | None = None
 
     def __post_init__(self) -> None:
@@ -50,7 +51,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             _one_of("log_level", self.log_level, get_args(LogLevel))
         for name in ("lease", "backoff_base", "events_max_age", "dead_letter_ttl", "idempotency_ttl"):
             _at_least(name, getattr(self, name), 0, strict=True)
-        for name in ("default_max_retries", "result_ttl_seconds", "grace", "events_max_count"):
+        for name in ("default_max_retries", "result_ttl_seconds", "grace", "events_max_count", "unknown_function_s"):
             _at_least(name, getattr(self, name), 0)
         if self.default_timeout is not None:
             _at_least("default_timeout", self.default_timeout, 0, strict=True)
@@ -158,6 +159,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "OMNIQ_DEFAULT_TIMEOUT": ("default_timeout", _seconds),
     "OMNIQ_DEFAULT_MAX_RETRIES": ("default_max_retries", _whole),
     "OMNIQ_RESULT_TTL": ("result_ttl_seconds", _seconds),
+    "OMNIQ_UNKNOWN_FUNCTION_S": ("unknown_function_s", _seconds),
     "OMNIQ_SERIALIZER": ("serializer", str.lower),
     "OMNIQ_LOG_LEVEL": ("log_level", str.upper),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omniq.errors import OmniQError, SerializationError
-from omniq.models import Record
+from omniq.models import Record, TaskError, own_frames
 from omniq.storage.checks import MAX_PROGRESS
 
 if TYPE_CHECKING:
@@ -122,6 +123,43 @@ def enter(context: TaskContext) -> contextvars.Token[TaskContext]:
 
 def leave(token: contextvars.Token[TaskContext]) -> None:
     _current.reset(token)
+
+
+def log_error(exc: BaseException | None) -> tuple[type[BaseException], BaseException, TracebackType] | None:
+    """For `exc_info`: an error with the part of its traceback that is the task's own; None where there is no such part."""
+    frames = None if exc is None else own_frames(exc)
+    if exc is None or frames is None:
+        return None
+    if not _is_text(exc):
+        exc = _named_like(exc)
+    return type(exc), exc, frames
+
+
+def _is_text(exc: BaseException) -> bool:
+    """Whether a log file can hold what an error and those behind it say: half a character, as in odd file names, it cannot."""
+    behind: BaseException | None = exc
+    for _ in range(20):
+        if behind is None:
+            break
+        with contextlib.suppress(Exception):  # one that cannot describe itself is shown as such
+            if not _encodes(str(behind)):
+                return False
+        behind = behind.__cause__ or behind.__context__
+    return True
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _named_like(exc: BaseException) -> BaseException:
+    kind = type(exc)
+    shown: type[Exception] = type(kind.__name__, (Exception,), {"__module__": kind.__module__})
+    return shown(TaskError.of(exc).message)
 
 
 def log_fields(record: Record) -> dict[str, Any]:

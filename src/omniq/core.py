@@ -19,6 +19,8 @@ from omniq.storage.base import BaseStorage
 from omniq.tasks import NO_OPTIONS, OptionFields, Options, TaskFunction, make_options
 from omniq.worker import AsyncWorkerPool, WorkerPool
 
+log = logging.getLogger("omniq.queue")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 Func = Callable[..., Any] | str | TaskFunction[..., Any]
@@ -158,10 +160,13 @@ class AsyncOmniQ:
     async def pause(self, queue: str) -> None:
         """Stop handing out tasks of a queue; running ones go on."""
         await self.storage.pause(queue)
+        log.debug("pause queue %s", queue, extra={"queue": queue})
 
     async def resume(self, queue: str) -> bool:
         """Undo `pause`; whether the queue was paused."""
-        return await self.storage.resume(queue)
+        was_paused = await self.storage.resume(queue)
+        log.debug("resume queue %s", queue, extra={"queue": queue})
+        return was_paused
 
     async def is_paused(self, queue: str) -> bool:
         return await self.storage.is_paused(queue)
@@ -169,6 +174,7 @@ class AsyncOmniQ:
     async def set_group_limit(self, queue: str, group: str, limit: int) -> None:
         """How many tasks of a group may run at once."""
         await self.storage.set_group_limit(queue, group, limit)
+        log.debug("limit of group %s: %d at once", group, limit, extra={"queue": queue})
 
     async def worker(
         self,

@@ -228,8 +228,14 @@ class Retry(Exception):
     def __init__(self, message: str = "retry requested", *, after: float | timedelta | None = None) -> None:
         super().__init__(message)
         self.after = after.total_seconds() if isinstance(after, timedelta) else after
-        if self.after is not None and self.after < 0:
-            raise Invalid(f"Retry(after={after!r}): the delay cannot be negative")
+        if self.after is not None:
+            check_retry_after(self.after)
+
+
+def check_retry_after(after: object) -> None:
+    """Raise `Invalid` for what is no pause before a retry; a task may also change `after` of an error that it raises."""
+    if isinstance(after, bool) or not isinstance(after, int | float) or not 0 <= after < 1e11:  # also refuses NaN
+        raise Invalid(f"Retry(after={after!r}): give a timedelta or a number of seconds, 0 or more and not endless")
 
 
 class Unrecoverable(Exception):

@@ -1,4 +1,7 @@
-"""Log lines of the commands: plain, or one JSON object per line. The library itself adds no handler."""
+"""Log lines of the commands: plain, or one JSON object per line. The library itself adds no handler.
+
+A record is one line, whatever names and messages it carries; only a traceback follows it, in lines that are indented.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import os
 import sys
 from datetime import UTC, datetime
 from typing import Any
+
+from omniq.escapes import escape, escape_json
 
 _FIELDS = {"task_id": "task_id", "queue": "queue", "task_name": "name", "attempt": "attempt", "worker": "worker"}
 
@@ -28,17 +33,25 @@ class JsonFormatter(logging.Formatter):
                 line[name] = value
         if record.exc_info:
             line["exc"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return escape_json(json.dumps(line, ensure_ascii=False, default=str))
 
 
 class PlainFormatter(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    """Time, level, message and the task's id in brackets; a traceback below, indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname:<7} {record.getMessage()}"
         task_id = getattr(record, "task_id", None)
-        return f"{text} [{task_id}]" if task_id else text
+        lines = [escape(f"{text} [{task_id}]" if task_id else text)]
+        if record.exc_info:
+            lines += _indented(self.formatException(record.exc_info))
+        if record.stack_info:
+            lines += _indented(record.stack_info)
+        return "\n".join(lines)
+
+
+def _indented(text: str) -> list[str]:
+    return ["    " + escape(line) for line in text.rstrip("\n").split("\n")]
 
 
 def set_up_logging(level: str | None) -> None:

@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ MAX_ERROR_CHARS = 16 * 1024
 MAX_BLOCKERS = 255
 
 _QUEUE = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+_NOT_OWN = frozenset({"omniq", "importlib"})
 _RESERVED_QUEUES = frozenset({"omniq.store"})  # what belongs to no queue lives under this name on Redis
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -102,9 +104,7 @@ class TaskError(msgspec.Struct, frozen=True):
         """The error of a run; the traceback begins in the task's own code."""
         import traceback
 
-        frames = exc.__traceback__
-        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "omniq":
-            frames = frames.tb_next
+        frames = own_frames(exc)
         try:
             message = str(exc)
             text = "" if frames is None else "".join(traceback.format_exception(type(exc), exc, frames))
@@ -130,6 +130,14 @@ class TaskError(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.type and self.message else self.type or self.message
+
+
+def own_frames(exc: BaseException) -> TracebackType | None:
+    """The part of a traceback that begins in the task's own code, or in a module that it imports; None if there is none."""
+    frames = exc.__traceback__
+    while frames is not None and str(frames.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in _NOT_OWN:
+        frames = frames.tb_next
+    return frames
 
 
 class Blocker(msgspec.Struct, frozen=True, array_like=True):

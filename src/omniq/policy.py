@@ -6,17 +6,24 @@ Drivers never import this module; the queue, the workers and the doors do.
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any, Literal
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
+from omniq.durations import format_duration
 from omniq.errors import ConfigError
-from omniq.models import MAX_DURATION_US, MAX_TIME_US, Record, TaskError
+from omniq.models import MAX_DURATION_US, MAX_TIME_US, Record, TaskError, from_us, to_us
 from omniq.operations import Cancel, Fail, Lease, Operation, Retry
 
 HOUR_MS = 3_600_000
 DEFAULT_MAX_ATTEMPTS = 4
 SERVER_PREFIX = "serve:"  # how a TCP server's name as a holder begins
+NOT_RUNNABLE = "NotRunnable"  # the kind of error of a task that no worker will or can run
+UNKNOWN_PAUSE_US = 1_000_000
+MAX_UNKNOWN_PAUSE_US = 300_000_000
+_WAITS = re.compile(r"waits since (\S{1,40}Z) for a worker that has its function: ")
 
 
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +101,64 @@ def after_failure(
         return Fail(**held, error=error, ran_us=ran_us, again_us=next_run(task, now_us))
     delay = after_us if after_us is not None else _backoff_of(task).delay_us(task.attempts, random)
     return Retry(**held, error=error, delay_us=delay, ran_us=ran_us)
+
+
+def unknown_pause_us(elapsed_us: int) -> int:
+    """How long to wait before looking again for what was not there for `elapsed_us`: 1 s, 2 s, 4 s and so on, up to 5 min."""
+    return min(elapsed_us + UNKNOWN_PAUSE_US, MAX_UNKNOWN_PAUSE_US)
+
+
+def after_unknown(task: Record, error: TaskError, now_us: int, limit_us: int, *, last: bool = False) -> Retry | Fail:
+    """What follows when a worker does not have a task's function: another may, so the task waits and no attempt is spent.
+
+    After `limit_us` of that it fails, and at once with `last`. Since when it waits stands in its error, for people and for the
+    worker that sees it next: the record has no other place that every store keeps.
+    """
+    held: dict[str, Any] = {"queue": task.queue, "id": task.id, "token": task.token, "late": True}
+    since_us = _waits_since(task, now_us, limit_us)
+    elapsed = now_us - since_us
+    if last or elapsed >= limit_us:
+        told = _preceded(error, f"no worker had its function for {_rounded(elapsed)}: ") if elapsed else error
+        return Fail(**held, error=told, again_us=next_run(task, now_us))
+    since = from_us(since_us).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    told = _preceded(error, f"waits since {since} for a worker that has its function: ")
+    delay = min(unknown_pause_us(elapsed), limit_us - elapsed)
+    return Retry(**held, error=told, delay_us=delay, attempts=max(task.attempts - 1, 0))
+
+
+def waits_for_function(task: Record) -> bool:
+    """Whether `after_unknown` put this task aside, and nothing has ended it since."""
+    error = task.last_error
+    return (
+        error is not None
+        and error.type == NOT_RUNNABLE
+        and _WAITS.match(error.message) is not None
+        and task.failed_at_us is not None
+        and (task.finished_at_us is None or task.finished_at_us < task.failed_at_us)
+    )
+
+
+def _waits_since(task: Record, now_us: int, limit_us: int) -> int:
+    """The first time in a row that a worker did not have the function; now, if this is it.
+
+    A row ends with a run that ended, well or not, and when no worker looked for longer than the limit: a queue that was paused
+    over night has not been tried for a night.
+    """
+    if not waits_for_function(task) or now_us - cast(int, task.failed_at_us) > max(limit_us, 2 * MAX_UNKNOWN_PAUSE_US):
+        return now_us
+    found = cast("re.Match[str]", _WAITS.match(cast(TaskError, task.last_error).message))
+    try:
+        return min(to_us(datetime.fromisoformat(found[1])), now_us)
+    except ValueError:
+        return now_us
+
+
+def _preceded(error: TaskError, by: str) -> TaskError:
+    return msgspec.structs.replace(error, message=by + error.message).cut()
+
+
+def _rounded(us: int) -> str:
+    return format_duration(max(us // 1_000_000, 1) * 1_000_000_000)
 
 
 def after_loss(lease: Lease, now_us: int, random: float) -> Operation:

@@ -47,7 +47,7 @@ from omniq.operations import (
     Requeue,
     Retry,
 )
-from omniq.policy import after_failure, next_run, parse_backoff
+from omniq.policy import after_failure, after_unknown, next_run, parse_backoff
 from omniq.script import MAIN
 from omniq.serialization import Serializer, make_serializer
 from omniq.storage.base import BaseStorage
@@ -77,6 +77,7 @@ class AsyncTaskQueue:
         )
         self._ttl_us = duration_us(self.settings.result_ttl_seconds, "result_ttl", zero=True)
         self._key_ttl_us = duration_us(self.settings.idempotency_ttl, "idempotency_ttl")
+        self._unknown_us = duration_us(self.settings.unknown_function_s, "unknown_function_s", zero=True)
 
     async def close(self) -> None:
         await self.storage.close()
@@ -153,7 +154,9 @@ class AsyncTaskQueue:
     async def enqueue(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> str:
         """Store one call; the id of the task, or of the first one with the same idempotency key."""
         op = self.template(callee(func), options)(args, kwargs)
-        return cast(Enqueued, (await self.apply_one(op))).id
+        outcome = cast(Enqueued, await self.apply_one(op))
+        tell_enqueued((op,), (outcome,))
+        return outcome.id
 
     def enqueue_blocking(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> str:
         """`enqueue` from a thread without an event loop."""
@@ -161,6 +164,7 @@ class AsyncTaskQueue:
         (answer,) = self.storage.send_blocking([(op,)])
         if isinstance(answer, Refused):
             raise answer
+        tell_enqueued((op,), answer)
         return cast(Enqueued, answer[0]).id
 
     async def enqueue_many(self, func: Any, rows: Iterable[Row], options: Options) -> list[str]:
@@ -193,6 +197,7 @@ class AsyncTaskQueue:
         (answer,) = await self.storage.send([tuple(chunk)])
         if isinstance(answer, Refused):
             raise answer
+        tell_enqueued(chunk, answer)
 
     def batch(self) -> Batch:
         return Batch(self)
@@ -219,6 +224,10 @@ class AsyncTaskQueue:
         now = self.storage.clock()
         return after_failure(task, error, now, random.random(), after_us=after_us, final=final, ran_us=ran_us)  # noqa: S311
 
+    def unknown(self, task: Record, error: TaskError, *, last: bool = False) -> Retry | Fail:
+        """What follows when a worker does not have the task's function; `last`: no other will be asked."""
+        return after_unknown(task, error, self.storage.clock(), self._unknown_us, last=last)
+
     # -- steering one task -------------------------------------------------------------------------
 
     async def cancel(self, task_id: str) -> bool:
@@ -231,6 +240,7 @@ class AsyncTaskQueue:
                 outcome = await self.apply_one(Cancel(queue=record.queue, id=task_id))
             except TaskNotFound:
                 continue
+            _tell("cancel", record)
             return cast(Cancelled, outcome).state in (State.CANCELLED, State.RUNNING)
         return False
 
@@ -240,6 +250,7 @@ class AsyncTaskQueue:
         if record is None:
             raise TaskNotFound(f"no task {task_id!r} in this store")
         await self.apply_one(Requeue(queue=record.queue, id=task_id, reset_attempts=reset_attempts))
+        _tell("requeue", record)
 
     async def remove(self, task_id: str) -> None:
         """Delete a task that is not running. Raises `NotWaiting` for one that is, `TaskNotFound` for an unknown id."""
@@ -247,6 +258,7 @@ class AsyncTaskQueue:
         if record is None:
             raise TaskNotFound(f"no task {task_id!r} in this store")
         await self.apply_one(Remove(queue=record.queue, id=task_id))
+        _tell("remove", record)
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -307,7 +319,21 @@ class AsyncTaskQueue:
         (answer,) = await self.storage.send([tuple(batch.operations)])
         if isinstance(answer, Refused):
             raise answer
+        tell_enqueued(batch.operations, answer)
         return [cast(Enqueued, outcome).id for outcome in answer]
+
+
+def tell_enqueued(ops: Sequence[Enqueue], outcomes: Sequence[Any]) -> None:
+    """At DEBUG, a record per task that was stored, or that was there already."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    for op, outcome in zip(ops, outcomes, strict=True):
+        fields = {"task_id": outcome.id, "queue": op.queue, "task_name": op.name}
+        log.debug("%s was there already" if outcome.existed else "enqueued %s", op.name, extra=fields)
+
+
+def _tell(what: str, task: Record) -> None:
+    log.debug("%s %s", what, task.name, extra={"task_id": task.id, "queue": task.queue, "task_name": task.name})
 
 
 class Batch:

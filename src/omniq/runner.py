@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from omniq.context import TaskContext, enter, leave, log_fields
-from omniq.errors import Refused, SerializationError, Unrecoverable
+import msgspec
+
+from omniq.context import TaskContext, enter, leave, log_error, log_fields
+from omniq.errors import Invalid, Refused, SerializationError, Unrecoverable, check_retry_after
 from omniq.errors import Retry as RetryLater
 from omniq.middleware import Middleware
 from omniq.models import Record, TaskError
-from omniq.operations import Ack, Cancel, Fail, Operation, Progress, Release
+from omniq.operations import Ack, Cancel, Enqueue, Fail, Operation, Progress, Release
+from omniq.policy import max_attempts, waits_for_function
 from omniq.queue import AsyncTaskQueue
 from omniq.runnable import Runnable
 from omniq.storage.sending import Unsendable
@@ -27,6 +30,8 @@ from omniq.translate import PAYLOAD_ONLY, called_name, decode_call
 log = logging.getLogger("omniq.worker")
 
 PROGRESS_S = 0.2  # how often the progress of a task is stored at most
+
+_ENDS: dict[type[Operation], str] = {Ack: "succeeded", Cancel: "was cancelled", Release: "is handed back"}
 
 Transaction = tuple[Operation, ...]
 Holding = tuple[str, str | None]  # a worker that was frozen may hold a task a second time while its first run goes on
@@ -39,12 +44,12 @@ def holding(task: Record | Progress) -> Holding:
 class Run:
     """A task in a slot."""
 
-    __slots__ = ("context", "deadline", "ending", "is_async", "record", "started", "task")
+    __slots__ = ("begun", "context", "deadline", "ending", "is_async", "record", "started", "task")
 
     def __init__(self, record: Record, context: TaskContext, task: asyncio.Task[None]) -> None:
         self.record, self.context, self.task = record, context, task
         self.started = time.monotonic()
-        self.is_async = False
+        self.is_async = self.begun = False  # until its function is found
         self.ending: str | None = None  # why it was interrupted: "timeout", "cancel", "lost" or "release"
         self.deadline = math.inf
 
@@ -67,6 +72,8 @@ class Runner:
         self._queue, self._resolver, self._middleware, self._send = queue, resolver, tuple(middleware), send
         self.running: dict[Holding, Run] = {}
         self.leaving = False
+        self.telling = False  # whether starts and ends are logged, asked once per batch
+        self.given_up: set[str] = set()  # ids of tasks that no other worker will be asked for
         self.done = self.failed = self.retried = 0
         self._runnables: dict[tuple[str, str], Runnable] = {}
         self._joint: dict[Holding, Run] = {}  # ended runs whose ack carries what they enqueued
@@ -89,12 +96,17 @@ class Runner:
         self.running[holding(record)] = run
         context.on_progress = functools.partial(self._progress_soon, run)
         token = enter(context)
+        if self.telling:
+            fields = log_fields(record)
+            log.debug("task %s starts, attempt %d of %d", record.name, record.attempts, max_attempts(record), extra=fields)
         try:
             transaction = await self._outcome(run)
         finally:
             leave(token)
             del self.running[holding(record)]
         ended: list[Transaction] = []
+        if self.telling and transaction is not None:
+            self._tell_end(run, transaction)
         if transaction is not None:
             if context.unsent_progress is not None:  # the last word, said just before the end
                 ended.append((_progress(record, context.unsent_progress),))
@@ -102,6 +114,18 @@ class Runner:
             if len(transaction) > 1:
                 self._joint[holding(record)] = run
         return ended, time.monotonic() - run.started
+
+    def _tell_end(self, run: Run, transaction: Transaction) -> None:
+        """How it ended; failures are told where they happen."""
+        record, end = run.record, transaction[0]
+        took = time.monotonic() - run.started
+        words = _ENDS.get(type(end))
+        if words is not None:
+            log.debug("task %s %s after %.3f s", record.name, words, took, extra=log_fields(record))
+        for op in transaction[1:]:
+            child = cast(Enqueue, op)
+            fields = {"task_id": child.id, "queue": child.queue, "task_name": child.name}
+            log.debug("%s is enqueued with the end of task %s", child.name, record.id, extra=fields)
 
     async def _outcome(self, run: Run) -> tuple[Operation, ...] | None:
         """Run the task and say what is to be stored of it; None for a task that was lost to somebody else."""
@@ -119,18 +143,25 @@ class Runner:
                 return await self._interrupted(run)
             if self.leaving:
                 raise
+            await self._calm()
             return self._failed(run, exc)
         except (NotRunnable, Unrecoverable) as exc:
+            if isinstance(exc, NotRunnable) and exc.unknown and not run.begun:
+                return self._unknown(run, exc)
             return self._failed(run, exc, final=True)
         except RetryLater as exc:
-            return self._failed(run, exc, after=exc.after)
-        except (Exception, SystemExit, KeyboardInterrupt) as exc:
+            return self._retry_later(run, exc)
+        except BaseException as exc:
+            if not self.is_running():
+                raise
             return self._failed(run, exc)
         if run.ending is not None:  # it finished, or caught the interruption, at the last moment
             task = cast("asyncio.Task[None]", asyncio.current_task())
             task.uncancel()
             if run.ending != "release":
                 return await self._interrupted(run)
+        elif cast("asyncio.Task[None]", asyncio.current_task()).cancelling() and not self.leaving:
+            await self._calm()  # it cancelled itself and then returned all the same
         if run.context.cancelled:
             return self._cancelled(record)
         self.done += 1
@@ -146,10 +177,12 @@ class Runner:
                 runnable = self._runnables[place] = Runnable(self._resolver.resolve(*place))
             args, kwargs = decode_call(record, self._queue.serializer)
         except SerializationError as exc:
+            if isinstance(exc.__cause__, ImportError | AttributeError):  # a pickle names classes
+                raise NotRunnable(f"this worker has not what its arguments are made of: {exc}", unknown=True) from exc
             raise Unrecoverable(f"SerializationError: {exc}") from exc
         if record.encoding == "json":
             runnable.restore(args, kwargs)
-        run.is_async = runnable.is_async
+        run.is_async, run.begun = runnable.is_async, True
         if record.timeout_us is not None:
             self._limit(run, record.timeout_us / 1e6)
         for hook in self._middleware:
@@ -159,38 +192,89 @@ class Runner:
                 value = await runnable.func(*args, **kwargs)
             else:
                 value = await self._threads.run(functools.partial(runnable.func, *args, **kwargs))
-        except Exception as exc:
-            await self._tell_error(run.context, exc)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:
+            if self.is_running():
+                await self._tell_error(run.context, exc)
             raise
         for hook in reversed(self._middleware):
             await hook.after(run.context, value)
         return value
 
-    async def _tell_error(self, context: TaskContext, exc: Exception) -> None:
+    async def _tell_error(self, context: TaskContext, exc: BaseException) -> None:
         for hook in reversed(self._middleware):
             try:
                 await hook.on_error(context, exc)
-            except Exception:
+            except (Exception, SystemExit):
                 log.exception("%s.on_error failed", type(hook).__name__, extra=log_fields(context.record))
+
+    def _retry_later(self, run: Run, exc: RetryLater) -> tuple[Operation, ...]:
+        try:
+            if exc.after is not None:
+                check_retry_after(exc.after)
+        except Invalid as invalid:
+            return self._failed(run, invalid)
+        return self._failed(run, exc, after=exc.after)
+
+    async def _calm(self) -> None:
+        """Undo what a task did that cancelled itself, so that the next one in its slot does not hear of it."""
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # where a cancellation that is still to come comes out
+        while task.cancelling():
+            task.uncancel()
+        if self.leaving:
+            raise asyncio.CancelledError
+
+    def is_running(self) -> bool:
+        """Whether an error came from the task: Python also throws GeneratorExit into a slot whose event loop is gone."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def _failed(
         self, run: Run, exc: BaseException, *, final: bool = False, after: float | None = None
     ) -> tuple[Operation, ...]:
         if run.context.cancelled:
             return self._cancelled(run.record)
-        return self._store_failure(run, TaskError.of(exc), final=final, after=after)
+        return self._store_failure(run, TaskError.of(exc), final=final, after=after, exc=exc)
 
     def _store_failure(
-        self, run: Run, error: TaskError, *, final: bool = False, after: float | None = None
+        self,
+        run: Run,
+        error: TaskError,
+        *,
+        final: bool = False,
+        after: float | None = None,
+        exc: BaseException | None = None,
     ) -> tuple[Operation, ...]:
         op = self._queue.failed(run.record, error, _ran_us(run), after=after, final=final)
         fields = log_fields(run.record)
         if isinstance(op, Fail):
             self.failed += 1
-            log.error("task %s failed for good: %s", run.record.name, error, extra=fields)
+            log.error("task %s failed for good: %s", run.record.name, error, extra=fields, exc_info=log_error(exc))
         else:
             self.retried += 1
-            log.warning("task %s failed, it will be retried: %s", run.record.name, error, extra=fields)
+            log.warning("task %s failed, it will be retried: %s", run.record.name, error, extra=fields, exc_info=log_error(exc))
+        return (op,)
+
+    def _unknown(self, run: Run, exc: NotRunnable) -> tuple[Operation, ...]:
+        record = run.record
+        if run.context.cancelled:
+            return self._cancelled(record)
+        error, cause = TaskError.of(exc), exc.__cause__
+        if cause is not None:  # of a module that failed: where
+            error = msgspec.structs.replace(error, traceback=TaskError.of(cause).traceback)
+        op = self._queue.unknown(record, error, last=record.id in self.given_up)
+        fields, where = log_fields(record), log_error(cause)
+        if isinstance(op, Fail):
+            self.failed += 1
+            log.error("task %s failed for good: %s", record.name, op.error, extra=fields, exc_info=where)
+        else:
+            level = logging.DEBUG if waits_for_function(record) else logging.WARNING  # the first time is news
+            log.log(level, "task %s is left to another worker: %s", record.name, exc, extra=fields, exc_info=where)
         return (op,)
 
     def _cancelled(self, record: Record) -> tuple[Operation, ...]:

@@ -16,11 +16,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from omniq.errors import Invalid, OmniQError
-from omniq.models import Schedule, check_name, check_queue
+from omniq.models import Schedule, check_name, check_queue, now_us
+from omniq.policy import unknown_pause_us
 from omniq.script import MAIN, loaded, module_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MAX_FAILED_IMPORTS = 1000
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +87,11 @@ def make_options(values: OptionFields) -> Options:
 
 
 class NotRunnable(OmniQError):
-    """This worker will not run the task: it does not know the function, or may not import it."""
+    """This worker will not run the task. `unknown`: it does not have the function, so another one may; else it must not."""
+
+    def __init__(self, message: str, *, unknown: bool = False) -> None:
+        super().__init__(message)
+        self.unknown = unknown
 
 
 class _AsyncDoor(Protocol):
@@ -284,17 +290,32 @@ def _callee_of_function(func: Callable[..., Any]) -> Callee:
     return Callee(func_path(func), NO_OPTIONS, func)
 
 
+class _FailedImport:
+    """A module that could not be imported. It is tried again, but not for each of a thousand tasks."""
+
+    __slots__ = ("help", "since_us", "tried_us")
+
+    def __init__(self, since_us: int, tried_us: int, help: str) -> None:
+        self.since_us, self.tried_us, self.help = since_us, tried_us, help
+
+    def is_due(self, now_us: int) -> bool:
+        """Half of a task's own pause: its next try must not come a moment too early."""
+        return now_us - self.tried_us >= unknown_pause_us(self.tried_us - self.since_us) // 2
+
+
 class Resolver:
     """Finds the function of a task on the worker's side, within what this worker may run.
 
     `allow` names modules whose functions may run beside registered tasks; None allows any importable function.
     """
 
-    def __init__(self, allow: Iterable[str] | None) -> None:
+    def __init__(self, allow: Iterable[str] | None, clock: Callable[[], int] = now_us) -> None:
         if isinstance(allow, str):
             raise Invalid(f"allow is a list of module names, not the text {allow!r}")
         self._allow = None if allow is None else frozenset(allow)
+        self._clock = clock
         self._found: dict[str, Callable[..., Any]] = {}
+        self._failed: dict[str, _FailedImport] = {}
 
     def resolve(self, name: str, queue: str = "") -> Callable[..., Any]:
         """The function of that name; for `*`, a task without one, the handler of its queue."""
@@ -311,7 +332,8 @@ class Resolver:
         if found is None:
             raise NotRunnable(
                 f"this task names no function: register a handler with @omniq.handler({queue!r}), put a registered name into "
-                f"its payload as 'func', or run the queue with consume() of omniq.contract"
+                f"its payload as 'func', or run the queue with consume() of omniq.contract",
+                unknown=True,
             )
         return found.func if isinstance(found, TaskFunction) else found
 
@@ -320,18 +342,25 @@ class Resolver:
         if not colon or not module_name or not qualname:
             raise NotRunnable(
                 f"no task named {path!r} is registered in this worker: import the module that has @omniq.task(name={path!r}), "
-                f"for example with 'omniq worker that.module'"
+                f"for example with 'omniq worker that.module'",
+                unknown=True,
             )
         if self._allow is not None and module_name not in self._allow:
             if module_name == "__main__":
                 raise NotRunnable(_import_help(path, module_name))
+            if _may_be_registered_elsewhere(module_name, qualname):
+                raise NotRunnable(
+                    f"no task named {path!r} is registered in this worker, and {module_name} has nothing of that name: "
+                    "deploy the worker's code",
+                    unknown=True,
+                )
             allowed = ", ".join(sorted(self._allow)) or "none"
             raise NotRunnable(
                 f"this worker may not run {path!r}: register it with @omniq.task, or start the worker for its module "
                 f"({module_name}; allowed now: {allowed})"
             )
+        target: Any = self._module(path, module_name)
         try:
-            target: Any = loaded(module_name) or importlib.import_module(module_name)
             for part in qualname.split("."):
                 target = getattr(target, part)
                 if self._allow is not None and module_of(target) != module_name:
@@ -341,15 +370,40 @@ class Resolver:
         except NotRunnable:
             raise
         except Exception as exc:
-            raise NotRunnable(_import_help(path, module_name, exc)) from exc
+            raise NotRunnable(_import_help(path, module_name, exc), unknown=module_name != "__main__") from exc
         if isinstance(target, TaskFunction):
             return cast("TaskFunction[..., Any]", target).func
         if not callable(target):
             raise NotRunnable(f"{path!r} is not a function; enqueue a function of a module")
         return cast("Callable[..., Any]", target)
 
+    def _module(self, path: str, module_name: str) -> Any:
+        there = loaded(module_name)
+        if there is not None:
+            return there
+        now_us, failed = self._clock(), self._failed.get(module_name)
+        if failed is not None:
+            if not failed.is_due(now_us):
+                raise NotRunnable(failed.help, unknown=True)
+            importlib.invalidate_caches()  # its file may be new
+        try:
+            return importlib.import_module(module_name)
+        except (Exception, SystemExit) as exc:
+            help = _import_help(path, module_name, exc)
+            if len(self._failed) >= MAX_FAILED_IMPORTS:
+                self._failed.clear()
+            self._failed[module_name] = _FailedImport(now_us if failed is None else failed.since_us, now_us, help)
+            raise NotRunnable(help, unknown=True) from exc
 
-def _import_help(path: str, module_name: str, exc: Exception | None = None) -> str:
+
+def _may_be_registered_elsewhere(module_name: str, qualname: str) -> bool:
+    """Whether this worker registered tasks of that module, which here has nothing of that name: another version may."""
+    if all(getattr(task.func, "__module__", None) != module_name for task in REGISTRY.values()):
+        return False
+    return qualname.partition(".")[0] not in vars(sys.modules.get(module_name, object))
+
+
+def _import_help(path: str, module_name: str, exc: BaseException | None = None) -> str:
     if module_name == "__main__":
         return f"{path!r} was defined in a script that is not this process: move it into a module that the worker can import"
     if isinstance(exc, AttributeError):

@@ -88,7 +88,7 @@ def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None
         return
     if error is None:
         future.set_result(value)
-    elif isinstance(error, StopIteration):
+    elif isinstance(error, StopIteration | GeneratorExit):  # thrown into a coroutine these mean something else
         future.set_exception(RuntimeError(f"the task raised {error!r}"))
     else:
         future.set_exception(error)

@@ -24,6 +24,7 @@ from typing import Any, Self, cast
 
 from omniq.config import Settings
 from omniq.context import log_fields
+from omniq.draining import waiting_again
 from omniq.errors import (
     DriverClosed,
     Invalid,
@@ -34,12 +35,13 @@ from omniq.errors import (
 )
 from omniq.heartbeat import Heartbeat
 from omniq.middleware import Middleware
-from omniq.models import Record, State, check_queue, duration_us, new_id, new_token
-from omniq.operations import Ack, Beat, Extended, Filter, Operation, Progress, Reserve, Reserved, WorkerInfo
+from omniq.models import Record, check_queue, duration_us, from_us, new_id, new_token
+from omniq.operations import Ack, Beat, Extended, Operation, Progress, Reserve, Reserved, WorkerInfo
 from omniq.queue import AsyncTaskQueue
 from omniq.runner import Holding, Runner, holding, release
 from omniq.storage.base import BaseStorage, Result
 from omniq.storage.sending import Sending, Unsendable
+from omniq.storage.url import mask
 from omniq.tasks import Resolver
 from omniq.upkeep import Upkeep
 
@@ -99,7 +101,7 @@ class AsyncWorkerPool:
         self._rotation = 0
         if allow is None and not self.storage.capabilities.local:
             allow = ()
-        self._resolver = Resolver(allow)
+        self._resolver = Resolver(allow, lambda: self.storage.clock())
         self._middleware = tuple(middleware)
         self._tasks: list[asyncio.Task[None]] = []
         self._reset()
@@ -117,7 +119,7 @@ class AsyncWorkerPool:
         self._seen = 0
         self._next_at_us: int | None = None
         self._paused = False
-        self._stopping = self._leaving = False
+        self._stopping = self._leaving = self._announced = False
         self._failures = 0
         self._runner = Runner(self._queue, self._resolver, self._middleware, self._send)
 
@@ -172,6 +174,22 @@ class AsyncWorkerPool:
         except StoreError:
             await self.stop(0)
             raise
+        self._announced = True
+        self._say("worker %s runs up to %d tasks at once of %s, on %s", self.concurrency, self._names_of_queues, self._place)
+
+    def _say(self, text: str, *words: object) -> None:
+        log.info(text, self.worker_id, *words, extra={"worker": self.worker_id})
+
+    @property
+    def _names_of_queues(self) -> str:
+        if self._named_queues is None:
+            return "all queues"
+        return f"queue{'s' if len(self._named_queues) > 1 else ''} {', '.join(self._named_queues)}"
+
+    @property
+    def _place(self) -> str:
+        url = getattr(self.storage, "url", None)
+        return mask(url) if isinstance(url, str) else type(self.storage).__name__
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._loop.create_task(coroutine)
@@ -202,6 +220,9 @@ class AsyncWorkerPool:
         await self.storage.release_worker(self.worker_id)
         self._runner.close()
         self._tasks = []
+        if self._announced:
+            ended = (self.done, self.failed, self.retried)
+            self._say("worker %s stopped: %d done, %d failed, %d retried, on %s", *ended, self._place)
 
     async def finish(self) -> None:
         """Take no more tasks, give back what has not started, and return when what runs has ended; `stop()` does the rest."""
@@ -231,17 +252,28 @@ class AsyncWorkerPool:
         await self.stop()
 
     async def drain(self) -> None:
-        """Return when nothing is ready, running or waiting for a retry in the queues served; later `eta`s stay."""
-        while True:
-            seen = self.storage.changes
-            served = set(self._named_queues or await self.storage.queues(fed=True))
-            counts = [c for c in await self.storage.counts() if c.queue in served and not c.paused]
-            if not any(c.ready + c.running for c in counts) and not self._held and not self._outbox:
-                retrying = [Filter(states=(State.SCHEDULED,), min_attempts=1, queue=q) for q in served]
-                waiting = any([(await self.storage.find(f, limit=1)).tasks for f in retrying])
-                if not waiting and self.storage.changes == seen:  # else something moved between the two looks
-                    return
-            await self.storage.wait(timeout=0.2, after=seen)
+        """Return when nothing is ready, running or waiting for a retry in the queues served; later `eta`s stay.
+
+        When nothing is left but tasks whose function this worker does not have, those are FAILED.
+        """
+        try:
+            while True:
+                seen = self.storage.changes
+                served = set(self._named_queues or await self.storage.queues(fed=True))
+                counts = [c for c in await self.storage.counts() if c.queue in served and not c.paused]
+                if not any(c.ready + c.running for c in counts) and not self._held and not self._outbox:
+                    again = await waiting_again(self.storage, counts)
+                    if not again.retries:
+                        self._give_up(again.unknown)
+                        if not again.unknown and self.storage.changes == seen:  # else something moved between the looks
+                            return
+                await self.storage.wait(timeout=0.2, after=seen)
+        finally:
+            self._runner.given_up.clear()
+
+    def _give_up(self, ids: Iterable[str]) -> None:
+        """Fail these tasks when they come again and their function is still missing: no other worker will be asked."""
+        self._runner.given_up.update(ids)
 
     # -- turns -------------------------------------------------------------------------------------
 
@@ -347,6 +379,9 @@ class AsyncWorkerPool:
             return
         if not tasks:
             return
+        self._runner.telling = log.isEnabledFor(logging.DEBUG)
+        if self._runner.telling:
+            _tell_promoted(tasks)
         if not self._buffer:
             self._buffered_at = time.monotonic()
         self._held.update((holding(task), task) for task in tasks)
@@ -452,7 +487,9 @@ class AsyncWorkerPool:
             self._buffered_at = time.monotonic()
             try:
                 await self._run(record)
-            except Exception:  # the task comes back when its lease runs out; the slot must live
+            except BaseException:  # the task comes back when its lease runs out; the slot must live
+                if self._leaving or not self._runner.is_running():
+                    raise
                 log.exception("task %s could not be ended", record.name, extra=log_fields(record))
 
     async def _run(self, record: Record) -> None:
@@ -494,6 +531,15 @@ class AsyncWorkerPool:
     def _from_thread(self, call: Callable[[Record], None], record: Record) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed
             self._loop.call_soon_threadsafe(call, record)
+
+
+def _tell_promoted(tasks: Iterable[Record]) -> None:
+    """What waited for a time before this worker leased it."""
+    for task in tasks:
+        waited = task.eta_us is not None and task.eta_us > task.created_at_us
+        if waited or (task.failed_at_us is not None and task.due_us > task.failed_at_us):
+            due = from_us(task.due_us).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            log.debug("task %s was promoted: it was due at %s", task.name, due, extra=log_fields(task))
 
 
 def _must_count(name: str, value: object) -> None:

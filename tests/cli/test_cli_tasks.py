@@ -86,13 +86,30 @@ def test_one_task_in_full(each: Shell, some: dict[str, str]) -> None:
 
 
 def test_what_a_task_says_cannot_steer_the_terminal(sh: Shell) -> None:
-    id = sh.enqueue("jobs:boom", json.dumps(["red \x1b[31m [bold]bell\x07"]), "--retries", "0")
-    sh.work()
-    for words in (["tasks", "list"], ["tasks", "show", id], ["dlq", "list"]):
-        shown = sh.ok(*words).out
-        assert "\x1b" not in shown
-        assert "\x07" not in shown
+    """ESC, BEL, a C1 control, a mark that turns the line around, and line ends of all kinds."""
+    said = "red \x1b[31m [bold]bell\x07 \x9b31m \u202egnp.exe\rover\nnext\u2028last"
+    id = sh.enqueue("jobs:boom", json.dumps([said]), "--retries", "0")
+    logged = sh.work().err
+    plain = [sh.ok(*words).out for words in (["tasks", "list"], ["tasks", "show", id], ["dlq", "list"])]
+    as_json = [sh(*words, "--json") for words in (["tasks", "list"], ["tasks", "show", id], ["result", id])]
+    for shown in [logged, *plain, *(done.out for done in as_json)]:
         assert "[bold]" in shown
+        assert not any(char in shown for char in "\x1b\x07\x9b\u202e\r\u2028")
+    assert as_json[1].json()["args"] == [said]
+    assert as_json[1].json()["error"]["message"] == said
+    for line in logged.splitlines():
+        assert line[:4] == "    " or line[2] == line[5] == ":", line
+    assert "    Traceback (most recent call last):" in logged.splitlines()
+
+
+def test_json_log_lines_carry_the_traceback_and_say_what_was_said(sh: Shell) -> None:
+    said = "red \x1b[31m \u202egnp.exe\nnext"
+    id = sh.enqueue("jobs:boom", json.dumps([said]), "--retries", "0")
+    lines = [json.loads(line) for line in sh("worker", "jobs", "--drain-and-exit", OMNIQ_LOG_FORMAT="json").err.splitlines()]
+    (failed,) = [line for line in lines if line.get("task_id") == id]
+    assert failed["msg"] == f"task jobs:boom failed for good: RuntimeError: {said}"
+    assert failed["exc"].endswith(f"RuntimeError: {said}")
+    assert "raise RuntimeError(text)" in failed["exc"]
 
 
 def test_cancel_by_id_and_by_filter(each: Shell, some: dict[str, str]) -> None:

@@ -4,11 +4,23 @@ import importlib.util
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.shell import Shell, alive
+from support.shell import JOBS, Shell, alive
 from support.waiting import wait_for
+
+NEW_JOBS = """
+
+def resize(n):
+    return n * 10
+
+
+@omniq.task(name="shrink")
+def shrink(n):
+    return n * 100
+"""
 
 
 def results(shell: Shell, ids: list[str]) -> list[object]:
@@ -79,6 +91,41 @@ def test_a_process_that_has_grown_is_replaced(sh: Shell) -> None:
     one, two = results(sh, [first, second])
     assert one != two
     assert sh.interrupt(worker, signal.SIGTERM) == 0
+
+
+@pytest.mark.usefixtures("redis_server")
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_a_rolling_deploy_spends_no_attempt_of_the_tasks_that_only_the_new_workers_have(
+    shells: Callable[[str], Shell], kind: str
+) -> None:
+    sh = shells(kind)
+    old = sh.start("worker", "jobs", "--grace", "5s")
+    with sh.queue() as oq:
+        once = oq.options(max_retries=0)
+        known = [once.enqueue("jobs:add", n) for n in range(5)]
+        new = [once.enqueue(name, n) for n in range(4) for name in ("jobs:resize", "shrink", "new_jobs:f")]
+        allowed = [id for id, n in zip(new, range(12), strict=True) if n % 3 < 2]
+        wait_for(lambda: all(oq.get_task(id).last_error is not None for id in allowed), within=30)
+        assert {(oq.get_task(id).status, oq.get_task(id).attempts) for id in allowed} == {("PENDING", 0)}
+        (sh.folder / "jobs.py").write_text(JOBS + NEW_JOBS)
+        fresh = sh.start("worker", "jobs", "--grace", "5s")
+        wait_for(lambda: any(oq.get_result(id) for id in allowed), within=30)
+        assert sh.interrupt(old, signal.SIGTERM) == 0
+        ended = [oq.get_result(id, wait=True, timeout=30) for id in [*known, *allowed]]
+        assert {(r.status, r.attempts) for r in ended if r is not None} == {("SUCCESS", 1)}
+        assert [r.result for r in ended if r is not None][5:] == [n * f for n in range(4) for f in (10, 100)]
+        # A module that the old worker was not started for is one that it may not import.
+        assert {r.error.type for id in set(new) - set(allowed) if (r := oq.get_result(id)) and r.error} == {"NotRunnable"}
+    assert sh.interrupt(fresh, signal.SIGTERM) == 0
+
+
+def test_draining_gives_up_what_no_worker_has(sh: Shell) -> None:
+    missing, good = sh.enqueue("jobs:nothing_of_the_kind"), sh.enqueue("jobs:add", "[1]")
+    done = sh.ok("worker", "jobs", "--drain-and-exit")
+    assert "worker ended: 1 done, 1 failed, 0 retried" in done.err
+    assert results(sh, [good]) == [1]
+    shown = sh("result", missing, "--json")
+    assert (shown.code, shown.json()["error"]["type"]) == (3, "NotRunnable")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -118,6 +118,22 @@ def test_a_handler_that_exits_has_failed(client: ContractClient) -> None:
     assert (get(client, job_id).state, str(get(client, job_id).last_error)) == (State.DEAD, "SystemExit: 3")
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("error", [GeneratorExit, StopIteration, asyncio.CancelledError], ids=lambda error: error.__name__)
+def test_what_a_handler_had_better_not_raise_fails_its_job(
+    client: ContractClient, error: type[BaseException], concurrency: int
+) -> None:
+    def handler(ctx: JobContext) -> None:
+        if ctx.payload["page"] == 1:
+            raise error
+
+    bad, good = client.publish("q", {"page": 1}, max_attempts=1), client.publish("q", {"page": 2})
+    consume_n(client, 2, handler, concurrency=concurrency)
+    assert get(client, bad).state is State.DEAD
+    assert error.__name__ in str(get(client, bad).last_error)
+    assert get(client, good).state is State.DONE
+
+
 def test_a_failed_job_is_run_again_after_its_backoff(client: ContractClient) -> None:
     attempts: list[int] = []
 

@@ -31,7 +31,7 @@ def run(storage: BaseStorage, payload: Any, *, allow: list[str] | None = None, *
     """Publish a job and let a worker run it to its end."""
 
     async def body() -> omniq.TaskResult | None:
-        oq = AsyncOmniQ(storage, settings=Settings(grace=5))
+        oq = AsyncOmniQ(storage, settings=Settings(grace=5, unknown_function_s=0))
         client = AsyncContractClient(storage)
         job_id = await client.publish("q", payload, backoff_ms=1, **options)
         async with await oq.worker(allow=allow):
@@ -75,7 +75,7 @@ def test_a_plain_handler_runs_in_a_thread_and_may_fail(storage: BaseStorage) -> 
     assert (result.status, result.attempts, str(result.error)) == (TaskStatus.FAILED, 2, "ValueError: page 3")
 
 
-def test_a_task_without_name_and_handler_fails_and_is_told_about_consume(storage: BaseStorage) -> None:
+def test_a_task_without_name_and_handler_fails_in_the_end_and_is_told_about_consume(storage: BaseStorage) -> None:
     result = run(storage, {"page": 1})
     assert (result.status, result.attempts, result.error.type) == (TaskStatus.FAILED, 1, "NotRunnable")
     assert "consume()" in result.error.message

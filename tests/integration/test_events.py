@@ -172,7 +172,7 @@ def test_an_error_hook_that_raises_is_logged_and_changes_nothing(
 
 def test_arguments_and_results_are_never_logged(storage: BaseStorage, key: str, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
-        oq = AsyncOmniQ(storage, settings=Settings(backoff_base=0.01, lease=0.15))
+        oq = AsyncOmniQ(storage, settings=Settings(backoff_base=0.01, lease=0.15, unknown_function_s=0))
         caplog.set_level(logging.DEBUG)
         async with await oq.worker() as pool:
             for options in ({}, {"group": "g"}, {"queue": "other"}):

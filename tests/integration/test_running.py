@@ -12,7 +12,17 @@ import pytest
 from support import jobs
 from support.waiting import eventually
 
-from omniq import AsyncOmniQ, AsyncWorkerPool, Invalid, SerializationError, Settings, TaskResult, TaskStatus
+from omniq import (
+    AsyncOmniQ,
+    AsyncWorkerPool,
+    Invalid,
+    Middleware,
+    SerializationError,
+    Settings,
+    TaskContext,
+    TaskResult,
+    TaskStatus,
+)
 from omniq.errors import TaskIdRequired
 from omniq.operations import Retry
 
@@ -335,6 +345,67 @@ def test_whatever_a_task_raises_or_returns_the_worker_goes_on(oq: AsyncOmniQ, ke
             good = await oq.enqueue(jobs.add, 1, 2)
             assert (await ended(oq, good, 3)).result == 3
             assert (await ended(oq, bad, 3)).status is TaskStatus.FAILED
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("func", [jobs.raise_odd, jobs.raise_odd_async])
+@pytest.mark.parametrize("name", jobs.ODD)
+def test_what_a_task_had_better_not_raise_ends_its_run_and_no_slot(oq: AsyncOmniQ, key: str, func: Any, name: str) -> None:
+    told: list[str] = []
+
+    class Listens(Middleware):
+        async def on_error(self, task: TaskContext, error: BaseException) -> None:
+            told.append(type(error).__name__)
+
+    async def body() -> None:
+        async with await oq.worker(middleware=[Listens()]):
+            bad = await ended(oq, await oq.options(max_retries=1).enqueue(func, key, name))
+            assert (bad.status, bad.attempts, jobs.runs[key]) == (TaskStatus.FAILED, 2, 2)
+            assert name in str(bad.error)
+            assert (await ended(oq, await oq.enqueue(jobs.in_a_task_group, key))).result == 3
+            if name != "CancelledError":
+                assert len(told) == 2
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("and_wait", [True, False])
+def test_a_task_that_cancels_itself_ends_its_run_and_nothing_else(oq: AsyncOmniQ, key: str, and_wait: bool) -> None:
+    async def body() -> None:
+        async with await oq.worker():
+            result = await ended(oq, await oq.options(max_retries=0).enqueue(jobs.cancel_itself, key, and_wait=and_wait))
+            assert (result.status == TaskStatus.FAILED, str(result.error)) == (
+                (True, "CancelledError: by itself") if and_wait else (False, "None")
+            )
+            assert (await ended(oq, await oq.enqueue(jobs.in_a_task_group, key))).result == 3
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("after", ["nan", "inf", "-inf", "-1", "1e300"])
+def test_a_pause_that_is_none_fails_the_run_at_once(oq: AsyncOmniQ, key: str, after: str, late: bool) -> None:
+    async def body() -> None:
+        async with await oq.worker():
+            result = await ended(oq, await oq.options(max_retries=1).enqueue(jobs.retry_when, key, after, late), within=5)
+        assert (result.status, result.attempts, result.error.type) == (TaskStatus.FAILED, 2, "Invalid")
+        assert result.error.message.startswith("Retry(after=")
+        assert "seconds" in result.error.message
+
+    asyncio.run(body())
+
+
+def test_a_hook_that_leaves_when_it_hears_of_a_timeout_takes_no_slot_with_it(oq: AsyncOmniQ, key: str) -> None:
+    class Leaves(Middleware):
+        async def on_error(self, task: TaskContext, error: BaseException) -> None:
+            raise SystemExit(3)
+
+    async def body() -> None:
+        async with await oq.worker(middleware=[Leaves()]):
+            late = await ended(oq, await oq.options(timeout=0.02, max_retries=0).enqueue(jobs.forever, key))
+            assert late.error.type == "TimeoutError"
+            assert (await ended(oq, await oq.enqueue(jobs.add, 1, 2))).result == 3
 
     asyncio.run(body())
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support import jobs
 
-from omniq import AsyncOmniQ, AsyncWorkerPool, MemoryStorage, Task, TaskStatus
+from omniq import AsyncOmniQ, AsyncWorkerPool, BaseStorage, MemoryStorage, Settings, Task, TaskStatus
 from omniq.operations import Capabilities
 
 
@@ -19,8 +19,11 @@ from omniq.operations import Capabilities
         ("support.jobs:not_callable", "not a function"),
     ],
 )
-def test_a_function_that_cannot_be_found_is_a_failed_task_that_says_what_to_do(oq: AsyncOmniQ, name: str, advice: str) -> None:
+def test_a_function_that_cannot_be_found_is_a_failed_task_that_says_what_to_do(
+    storage: BaseStorage, name: str, advice: str
+) -> None:
     async def body() -> None:
+        oq = AsyncOmniQ(storage, settings=Settings(unknown_function_s=0))
         async with await oq.worker():
             result = await oq.get_result(await oq.enqueue(name), wait=True, timeout=5)
         assert result.status is TaskStatus.FAILED

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import omniq
+from omniq.tasks import NotRunnable
 
 runs: Counter[str] = Counter()
 starts: defaultdict[str, list[float]] = defaultdict(list)
@@ -33,6 +34,10 @@ def _count(key: str) -> int:
 
 def add(a: int, b: int = 0) -> int:
     return a + b
+
+
+def x_of(point: Any) -> Any:
+    return point.x
 
 
 async def add_async(a: int, b: int = 0) -> int:
@@ -85,9 +90,67 @@ def give_up(key: str) -> None:
     raise omniq.Unrecoverable("hopeless")
 
 
+def not_runnable_inside() -> None:
+    raise NotRunnable("raised by the task", unknown=True)
+
+
 def leave(key: str) -> None:
     _count(key)
     raise SystemExit(3)
+
+
+def raise_odd(key: str, name: str) -> None:
+    """What a task had better not raise, by its name."""
+    _count(key)
+    raise ODD[name]
+
+
+async def raise_odd_async(key: str, name: str) -> None:
+    _count(key)
+    raise ODD[name]
+
+
+async def cancel_itself(key: str, *, and_wait: bool) -> str:
+    """Cancels the asyncio task that it runs in."""
+    _count(key)
+    current = asyncio.current_task()
+    assert current is not None
+    current.cancel("by itself")
+    if and_wait:
+        await asyncio.sleep(0)
+    return "returned"
+
+
+async def in_a_task_group(key: str) -> int:
+    """Hears of a cancellation of its asyncio task that somebody left behind."""
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        child = group.create_task(add_async(1, 2))
+    return child.result()
+
+
+def retry_when(key: str, after: str, late: bool) -> None:
+    """Wishes for a strange pause, at once or after the error was made."""
+    _count(key)
+    if late:
+        error = omniq.Retry("later")
+        error.after = float(after)
+        raise error
+    raise omniq.Retry("later", after=float(after))
+
+
+class Mine(BaseException):
+    """An exception of a program of its own that is no Exception."""
+
+
+ODD: dict[str, BaseException | type[BaseException]] = {
+    "GeneratorExit": GeneratorExit,
+    "StopIteration": StopIteration,
+    "StopAsyncIteration": StopAsyncIteration,
+    "CancelledError": asyncio.CancelledError,
+    "SystemExit": SystemExit,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "Mine": Mine,
+}
 
 
 class Mute(Exception):
@@ -105,6 +168,13 @@ def fail_without_text(key: str) -> None:
 def fail_with_broken_text(key: str) -> None:
     _count(key)
     raise RuntimeError("half a character: \udc80")
+
+
+def fail_behind_broken_text(key: str) -> None:
+    try:
+        fail_with_broken_text(key)
+    except RuntimeError as exc:
+        raise ValueError("after that") from exc
 
 
 def stop_iteration(key: str) -> None:

@@ -26,6 +26,7 @@ def test_settings_need_no_argument_and_have_the_promised_defaults() -> None:
     assert settings.events_max_age == 7 * DAY
     assert settings.events_max_count == 1_000_000
     assert settings.idempotency_ttl == DAY
+    assert settings.unknown_function_s == 3600
     assert settings.dead_letter_ttl == 30 * DAY
     assert settings.default_queue == "default"
 
@@ -50,6 +51,7 @@ def test_load_settings_reads_the_process_environment(monkeypatch: pytest.MonkeyP
         ("OMNIQ_DEFAULT_MAX_RETRIES", "0", "default_max_retries", 0),
         ("OMNIQ_RESULT_TTL", "60", "result_ttl_seconds", 60),
         ("OMNIQ_RESULT_TTL", "0", "result_ttl_seconds", 0),
+        ("OMNIQ_UNKNOWN_FUNCTION_S", "0", "unknown_function_s", 0),
         ("OMNIQ_SERIALIZER", "cloudpickle", "serializer", "cloudpickle"),
         ("OMNIQ_LOG_LEVEL", "debug", "log_level", "DEBUG"),
     ],
@@ -75,6 +77,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
         ("OMNIQ_DEFAULT_MAX_RETRIES", "1.5"),
         ("OMNIQ_DEFAULT_MAX_RETRIES", "-1"),
         ("OMNIQ_RESULT_TTL", "-5"),
+        ("OMNIQ_UNKNOWN_FUNCTION_S", "-1"),
         ("OMNIQ_SERIALIZER", "pickle"),
         ("OMNIQ_LOG_LEVEL", "LOUD"),
     ],

@@ -13,12 +13,16 @@ from omniq.policy import (
     Backoff,
     after_failure,
     after_loss,
+    after_unknown,
     max_attempts,
     next_run,
     parse_backoff,
+    waits_for_function,
 )
 
 S = 1_000_000
+HOUR = 3600 * S
+MONDAY = 1_700_000_000 * S
 ERROR = TaskError("RuntimeError", "no luck")
 
 
@@ -239,3 +243,112 @@ def test_no_delay_is_longer_than_a_store_can_keep() -> None:
 def test_the_next_run_of_a_very_long_interval_still_has_a_date() -> None:
     task = held(interval_us=MAX_TIME_US, due_us=MAX_TIME_US - 1)
     assert next_run(task, MAX_TIME_US) == MAX_TIME_US
+
+
+# -- what a worker does not have -------------------------------------------------------------------
+
+UNKNOWN = TaskError("NotRunnable", "no task named 'job' is registered in this worker")
+
+
+def again(task: Record, op: Retry, at_us: int) -> Record:
+    """The record as the next worker gets it, had the store carried out what was decided at that moment."""
+    assert op.attempts is not None
+    return held(attempts=op.attempts + 1, last_error=op.error, failed_at_us=at_us, interval_us=task.interval_us)
+
+
+def waits_of(limit_us: int, late_us: int = 0) -> list[int]:
+    """The pauses of a task that no worker has, each of which comes a little late."""
+    task, now, pauses = held(), MONDAY, []
+    while isinstance(op := after_unknown(task, UNKNOWN, now, limit_us), Retry):
+        assert op.delay_us is not None
+        assert op.attempts == 0
+        pauses.append(op.delay_us)
+        task = again(task, op, now)
+        now += op.delay_us + late_us
+    assert isinstance(op, Fail)
+    assert op.error is not None
+    assert op.error.type == "NotRunnable"
+    return pauses
+
+
+def test_what_no_worker_has_waits_a_second_and_then_twice_as_long_up_to_five_minutes() -> None:
+    pauses = [us // S for us in waits_of(HOUR)]
+    assert pauses[:9] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert set(pauses[9:-1]) == {300}
+    assert sum(pauses) == 3600
+
+
+def test_waits_that_come_late_still_end_after_the_hour() -> None:
+    pauses = waits_of(HOUR, late_us=3 * S)
+    assert 3500 * S < sum(pauses) + 3 * S * len(pauses) < 3610 * S
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 4])
+def test_what_a_worker_does_not_have_spends_no_attempt_whatever_was_before(attempts: int) -> None:
+    task = held(attempts=attempts, last_error=ERROR, failed_at_us=MONDAY - HOUR * 5)
+    op = after_unknown(task, UNKNOWN, MONDAY, HOUR)
+    assert isinstance(op, Retry)
+    assert (op.attempts, op.delay_us, op.late) == (attempts - 1, S, True)
+    assert str(op.error) == (
+        "NotRunnable: waits since 2023-11-14T22:13:20.000Z for a worker that has its function: "
+        "no task named 'job' is registered in this worker"
+    )
+
+
+def test_a_worker_that_is_the_last_to_be_asked_fails_it_at_once() -> None:
+    op = after_unknown(held(), UNKNOWN, MONDAY, HOUR, last=True)
+    assert isinstance(op, Fail)
+    assert op.error == UNKNOWN
+
+
+def test_without_a_limit_it_fails_at_once() -> None:
+    assert isinstance(after_unknown(held(), UNKNOWN, MONDAY, 0), Fail)
+
+
+def test_the_hour_begins_anew_after_a_failure_of_another_kind_and_after_a_run_that_ended() -> None:
+    first = after_unknown(held(), UNKNOWN, MONDAY, HOUR)
+    assert isinstance(first, Retry)
+    for change in ({"last_error": ERROR}, {"finished_at_us": MONDAY + 9 * S}, {"last_error": None}):
+        fields = {"last_error": first.error, "failed_at_us": MONDAY, **change}
+        op = after_unknown(held(**fields), UNKNOWN, MONDAY + HOUR, HOUR)
+        assert isinstance(op, Retry)
+        assert op.delay_us == S
+
+
+def test_the_hour_begins_anew_when_nobody_looked_for_longer() -> None:
+    first = after_unknown(held(), UNKNOWN, MONDAY, HOUR)
+    assert isinstance(first, Retry)
+    waited = again(held(), first, MONDAY)
+    assert isinstance(after_unknown(waited, UNKNOWN, MONDAY + HOUR, HOUR), Fail)
+    later = after_unknown(waited, UNKNOWN, MONDAY + 9 * HOUR, HOUR)
+    assert isinstance(later, Retry)
+    assert later.delay_us == S
+
+
+def test_a_clock_that_is_behind_makes_no_pause_negative_and_nobody_older() -> None:
+    first = after_unknown(held(), UNKNOWN, MONDAY, HOUR)
+    assert isinstance(first, Retry)
+    op = after_unknown(again(held(), first, MONDAY), UNKNOWN, MONDAY - 9 * S, HOUR)
+    assert isinstance(op, Retry)
+    assert op.delay_us == S
+
+
+@pytest.mark.parametrize("text", ["2023-99-14T22:13:20.000Z", "yesterdayZ", "0000-00-00Z"])
+def test_a_time_that_cannot_be_read_is_now(text: str) -> None:
+    error = TaskError("NotRunnable", f"waits since {text} for a worker that has its function: x")
+    op = after_unknown(held(last_error=error, failed_at_us=MONDAY), UNKNOWN, MONDAY, HOUR)
+    assert isinstance(op, Retry)
+    assert op.delay_us == S
+
+
+def test_an_interval_task_that_no_worker_has_still_has_a_next_tick() -> None:
+    task = held(due_us=MONDAY, interval_us=10 * S)
+    op = after_unknown(task, UNKNOWN, MONDAY + 25 * S, HOUR, last=True)
+    assert isinstance(op, Fail)
+    assert op.again_us == MONDAY + 30 * S
+
+
+def test_a_reason_of_any_length_leaves_its_time_readable() -> None:
+    op = after_unknown(held(), TaskError("NotRunnable", "x" * 99_999), MONDAY, HOUR)
+    assert isinstance(op, Retry)
+    assert waits_for_function(again(held(), op, MONDAY))

@@ -1,7 +1,10 @@
 """What may be enqueued, with which options, and what a worker may run."""
 
 import functools
-from collections.abc import Callable
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +12,18 @@ from support import jobs
 
 import omniq
 from omniq.errors import Invalid, NameRequired
-from omniq.tasks import REGISTRY, Callee, NotRunnable, Options, Resolver, callee, func_path, make_options
+from omniq.tasks import (
+    MAX_FAILED_IMPORTS,
+    REGISTRY,
+    Callee,
+    NotRunnable,
+    Options,
+    Resolver,
+    callee,
+    func_path,
+    make_options,
+)
+from omniq.testing import FakeClock
 
 
 @pytest.fixture
@@ -258,6 +272,86 @@ def test_a_list_given_as_one_text_is_refused() -> None:
 def test_what_cannot_be_found_says_what_to_do(path: str, advice: str) -> None:
     with pytest.raises(NotRunnable, match=advice):
         Resolver(None).resolve(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "allow", "unknown"),
+    [
+        ("no_such_name", None, True),
+        (":f", [], True),
+        ("*", [], True),
+        ("no.such.module:f", None, True),
+        ("no.such.module:f", ["no.such.module"], True),
+        ("support.jobs:no_such", None, True),
+        ("support.jobs:no_such", ["support.jobs"], True),
+        ("support.jobs:Holder.no_such", None, True),
+        ("support.jobs:no_such", [], True),  # this worker has registered tasks of that module: it may be a newer one
+        ("no.such.module:f", [], False),
+        ("os:getpid", ["support.jobs"], False),
+        ("support.jobs:add", [], False),
+        ("support.jobs:os.getpid", ["support.jobs"], False),
+        ("support.jobs:not_callable", None, False),
+        ("__main__:no_such_function", None, False),
+        ("__main__:no_such_function", [], False),
+    ],
+)
+def test_what_another_worker_may_have_is_told_from_what_none_must_run(
+    path: str, allow: list[str] | None, unknown: bool
+) -> None:
+    with pytest.raises(NotRunnable) as caught:
+        Resolver(allow).resolve(path)
+    assert caught.value.unknown is unknown
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """Writes a module that counts its imports; its name."""
+    name = f"deployed_{uuid.uuid4().hex}"
+    counting = f"from support import jobs; jobs.count('{name}')\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(counting + text)
+        return name
+
+    yield write
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("broken", ["import no_such_package", "raise SystemExit(3)", "def f(:", "1 / 0"])
+def test_a_module_that_fails_is_tried_again_but_not_for_each_task(module: Callable[[str], str], broken: str) -> None:
+    name, clock = module(broken), FakeClock()
+    resolver = Resolver([name], clock)
+    messages: set[str] = set()
+    for _ in range(1000):
+        with pytest.raises(NotRunnable, match="cannot import") as caught:
+            resolver.resolve(f"{name}:f")
+        assert caught.value.unknown
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+    assert jobs.runs[name] == ("(:" not in broken)  # what cannot be compiled is never begun
+    module("def f(): return 7")
+    clock.advance(1)
+    assert resolver.resolve(f"{name}:f")() == 7
+
+
+def test_a_module_that_goes_on_failing_is_tried_ever_more_seldom(module: Callable[[str], str]) -> None:
+    name, clock = module("1 / 0"), FakeClock()
+    resolver = Resolver([name], clock)
+    for _ in range(3600):
+        with pytest.raises(NotRunnable):
+            resolver.resolve(f"{name}:f")
+        clock.advance(1)
+    assert 12 < jobs.runs[name] < 40
+
+
+def test_failed_imports_of_endless_names_are_not_all_kept() -> None:
+    resolver = Resolver(None)
+    for n in range(MAX_FAILED_IMPORTS + 5):
+        with pytest.raises(NotRunnable):
+            resolver.resolve(f"no_such_module_{n}:f")
+    assert len(resolver._failed) <= MAX_FAILED_IMPORTS
 
 
 def test_a_function_of_main_runs_in_the_process_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

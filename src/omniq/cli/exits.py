@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from omniq.errors import Invalid, OmniQError
+from omniq.escapes import escape
 
 DONE = 0
 FAILED = 1  # the store failed, or there is no such task, queue or group
@@ -88,6 +89,6 @@ def _usage_error(exc: Any) -> int:
 
 def say(sentence: str) -> None:
     """A message to the person, on stderr."""
-    text = " ".join(line.strip() for line in sentence.splitlines())
+    text = escape(" ".join(line.strip() for line in sentence.splitlines()))
     with suppress(OSError):  # nobody listens
         print(f"omniq: {text}", file=sys.stderr, flush=True)

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
+from omniq.escapes import escape, escape_json
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many to show.")]
 AfterOption = Annotated[
     str | None, typer.Option("--after", metavar="CURSOR", help="Go on after a page: the cursor that it named.")
 ]
 
-# What a terminal would obey instead of show: tasks come from programs that the reader may not trust.
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-
 
 def clean(text: str) -> str:
-    return text.translate(_CONTROL)
+    """What a terminal would obey instead of show is written out, except newlines and tabs."""
+    return escape(text, keep="\n\t")
 
 
 def one_line(text: str, width: int = 80) -> str:
@@ -34,13 +34,13 @@ def print_json(value: Any) -> None:
     import msgspec
 
     data = msgspec.json.encode(value, enc_hook=repr)
-    sys.stdout.write(msgspec.json.format(data, indent=2).decode() + "\n")
+    sys.stdout.write(escape_json(msgspec.json.format(data, indent=2).decode()) + "\n")
 
 
 def compact_json(value: Any) -> str:
     import msgspec
 
-    return msgspec.json.encode(value, enc_hook=repr).decode()
+    return escape_json(msgspec.json.encode(value, enc_hook=repr).decode())
 
 
 def print_line(text: str = "") -> None:

@@ -103,7 +103,6 @@ async def _work(oq: AsyncOmniQ, url: str, plan: Plan, link: Link | None, log_lev
         stopping = asyncio.Event()
         _catch_signals(pool, stopping)
         await pool.start()
-        log.info("worker %s runs up to %d tasks at once", pool.worker_id, plan.concurrency, extra={"worker": pool.worker_id})
         background = [asyncio.ensure_future(limits.watch_memory())]
         if link is not None:
             _follow(link, stopping)

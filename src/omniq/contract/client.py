@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
@@ -72,8 +73,11 @@ from omniq.operations import (
     Retry,
 )
 from omniq.policy import after_failure
+from omniq.queue import tell_enqueued
 from omniq.storage.base import BaseStorage, Result
 from omniq.storage.sending import Repeats
+
+log = logging.getLogger("omniq.contract")
 
 ROWS_PER_TRANSACTION = 1000
 
@@ -145,6 +149,7 @@ class AsyncContractClient:
         outcome = cast(Enqueued, answer[0])
         if outcome.existed:
             await self._check_queue_of(op)
+        tell_enqueued((op,), (outcome,))
         return outcome.id
 
     async def _check_queue_of(self, op: Enqueue) -> None:
@@ -159,9 +164,11 @@ class AsyncContractClient:
         """A job per payload, in one transaction per 1,000; their ids. Nothing is written if one payload is wrong."""
         made = [self._due_now(enqueue_of(queue, payload, **options)) for payload in payloads]
         for start in range(0, len(made), ROWS_PER_TRANSACTION):
-            (answer,), _ = await self._send([tuple(made[start : start + ROWS_PER_TRANSACTION])])
+            chunk = tuple(made[start : start + ROWS_PER_TRANSACTION])
+            (answer,), _ = await self._send([chunk])
             if isinstance(answer, Refused):
                 raise answer
+            tell_enqueued(chunk, answer)
         return [op.id for op in made]
 
     def _due_now(self, op: Enqueue) -> Enqueue:
@@ -238,7 +245,9 @@ class AsyncContractClient:
         name, limit, at = queue_name(queue), whole(max_promote, "max_promote", 0), moment_us(now_ms_override)
         if self.storage.capabilities.due_order or not limit:
             return 0
-        return await self.storage.promote(name, limit, at)
+        moved = await self.storage.promote(name, limit, at)
+        log.debug("promoted %d delayed jobs of %s", moved, name, extra={"queue": name})
+        return moved
 
     async def reap_expired(self, queue: str, max_reap: int = 1000, now_ms_override: int = 0) -> int:
         """Take back jobs whose lease ran out, to be retried or failed; how many."""

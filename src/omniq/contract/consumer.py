@@ -15,7 +15,7 @@ import socket
 import time
 from typing import cast
 
-from omniq.context import log_fields
+from omniq.context import log_error, log_fields
 from omniq.contract.handlers import Handlers
 from omniq.contract.words import context_of, whole
 from omniq.errors import DriverClosed, Invalid, Refused, StoreError
@@ -77,7 +77,7 @@ class Consumer:
         self._unsent: Sending | None = None
         self._wake, self._ended = asyncio.Event(), asyncio.Event()
         self._stopping = self._abandoned = False
-        self._dry = self._paused = self._known = False
+        self._dry = self._paused = self._known = self._telling = False
         self._seen = self._failures = 0
         self._next_at_us: int | None = None
 
@@ -116,6 +116,8 @@ class Consumer:
         helpers = [self._loop.create_task(upkeep.run()), self._loop.create_task(self._promote())]
         self._heartbeat = Heartbeat(self._storage, self._held, self._info, _ignore, self._lost_in_thread)
         self._heartbeat.start()
+        about = {"queue": self._queue, "worker": self._worker}
+        log.info("consumer %s runs up to %d jobs of %s at once", self._worker, self._concurrency, self._queue, extra=about)
         try:
             try:
                 await self._turns()
@@ -134,6 +136,7 @@ class Consumer:
             with contextlib.suppress(StoreError):
                 await self._storage.apply([(Beat(info=self._info(), gone=True),)])
             await self._storage.release_worker(self._worker)
+            log.info("consumer %s stopped", self._worker, extra=about)
 
     async def _promote(self) -> None:
         """On stores with lanes; others find due jobs by their time."""
@@ -211,6 +214,7 @@ class Consumer:
         if self._stopping:
             self._outbox += [(release(task),) for task in reserved.tasks]
             return
+        self._telling = log.isEnabledFor(logging.DEBUG)
         for task in reserved.tasks:
             run = _Run(task)
             self._runs.add(run)
@@ -248,17 +252,29 @@ class Consumer:
 
     async def _run(self, run: _Run) -> None:
         record = run.record
+        if self._telling:
+            log.debug("job %s starts, attempt %d", record.id, record.attempts, extra=log_fields(record))
         try:
             await self._handlers.run(run.context)
         except asyncio.CancelledError as exc:
             ended: Operation = release(record) if self._abandoned else self._failed(run, exc)
-        except (Exception, SystemExit, KeyboardInterrupt) as exc:
+        except BaseException as exc:
+            if not self._is_running():  # Python closes what is left of a loop that is gone
+                raise
             ended = self._failed(run, exc)
         else:
             again = next_run(record, self._storage.clock()) if record.interval_us else None
             token = cast(str, record.token)
             ended = Ack(queue=record.queue, id=record.id, token=token, late=True, ran_us=_ran_us(run), again_us=again)
+            if self._telling:
+                log.debug("job %s succeeded after %.3f s", record.id, _ran_us(run) / 1e6, extra=log_fields(record))
         self._end(run, ended)
+
+    def _is_running(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def _end(self, run: _Run, ended: Operation) -> None:
         if run in self._runs:
@@ -272,7 +288,7 @@ class Consumer:
         op = after_failure(run.record, error, self._storage.clock(), random.random(), ran_us=_ran_us(run))  # noqa: S311
         if not run.lost:
             what = "failed for good" if isinstance(op, Fail) else "failed, it will be retried"
-            log.warning("job %s %s: %s", run.record.id, what, error, extra=log_fields(run.record))
+            log.warning("job %s %s: %s", run.record.id, what, error, extra=log_fields(run.record), exc_info=log_error(exc))
         return op
 
     # -- what the heartbeat needs and hears --------------------------------------------------------

@@ -102,7 +102,7 @@ class InCaller:
         try:
             self.busy = True  # from here on a signal may interrupt
             self._handler(call.context)
-        except (Exception, SystemExit) as exc:
+        except (Exception, SystemExit, GeneratorExit, asyncio.CancelledError) as exc:
             error = exc
         finally:
             self.busy = False
@@ -122,7 +122,7 @@ def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
         return
     if error is None:
         future.set_result(None)
-    elif isinstance(error, StopIteration):
+    elif isinstance(error, StopIteration | GeneratorExit):  # thrown into a coroutine these mean something else
         future.set_exception(RuntimeError(f"the handler raised {error!r}"))
     else:
         future.set_exception(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import logging
 import os
 import random
 import time
@@ -71,6 +72,8 @@ from omniq.storage.tables import Columns, Condition
 from omniq.storage.url import open_url
 from omniq.storage.waiting import Waiters
 from omniq.translate import enqueue_of, result_of, task_of
+
+log = logging.getLogger("omniq.storage")
 
 Result = list[Outcome] | Refused
 Expected = TypeVar("Expected", bound=Outcome)
@@ -469,9 +472,13 @@ class BaseStorage(abc.ABC):
         if not lost:
             return 0
         at = self.clock() if now_us is None else now_us
-        sending = Sending([(after_loss(lease, at, random.random()),) for lease in lost], now_us)  # noqa: S311
-        answers = await sending.send(self)
-        return sum(not isinstance(a, Refused) for a in answers)  # a refusal only means that another was faster
+        ends = [after_loss(lease, at, random.random()) for lease in lost]  # noqa: S311
+        answers = await Sending([(end,) for end in ends], now_us).send(self)
+        taken = [not isinstance(answer, Refused) for answer in answers]  # a refusal only means that another was faster
+        for lease, end, done in zip(lost, ends, taken, strict=True):
+            if done:
+                _tell_loss(lease.record, end)
+        return sum(taken)
 
     # -- one operation -----------------------------------------------------------------------------
 
@@ -492,6 +499,14 @@ class BaseStorage(abc.ABC):
         if queue is None:
             raise TaskNotFound(f"no task {id!r} in this store")
         return queue
+
+
+def _tell_loss(task: Record, end: Operation) -> None:
+    fields = {"task_id": task.id, "queue": task.queue, "task_name": task.name, "attempt": task.attempts, "worker": task.worker}
+    if isinstance(end, Fail):
+        log.error("task %s failed for good: %s", task.name, end.error, extra=fields)
+    else:
+        log.debug("task %s is taken back: %s", task.name, getattr(end, "error", None), extra=fields)
 
 
 def _held(task: Record) -> dict[str, Any]:

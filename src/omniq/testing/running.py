@@ -7,10 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, overload
 
 from omniq.core import AsyncOmniQ, OmniQ
+from omniq.draining import waiting_again
 from omniq.models import State, Task
 from omniq.operations import Filter
+from omniq.policy import waits_for_function
 from omniq.tasks import callee
 from omniq.testing.clock import FakeClock
+from omniq.worker import AsyncWorkerPool
 
 
 @overload
@@ -31,19 +34,24 @@ def run_until_idle(oq: AsyncOmniQ | OmniQ, *, timeout: float = 30.0) -> Awaitabl
 async def _run(oq: AsyncOmniQ, timeout: float) -> int:
     pool = await oq.worker(concurrency=10, poll_interval=0.01)
     async with asyncio.timeout(timeout), pool:
-        while not await _idle(oq, pool.running):
+        while not await _idle(oq, pool):
             await oq.storage.wait(timeout=0.01)
     return pool.done + pool.failed
 
 
-async def _idle(oq: AsyncOmniQ, running: int) -> bool:
+async def _idle(oq: AsyncOmniQ, pool: AsyncWorkerPool) -> bool:
     seen = oq.storage.changes
     served = set(await oq.storage.queues(fed=True))
     counts = [c for c in await oq.counts() if c.queue in served and not c.paused]
-    if running or any(c.ready + c.running for c in counts):
+    if pool.running or any(c.ready + c.running for c in counts):
         return False
     retrying = Filter(states=(State.SCHEDULED,), min_attempts=1)
-    due = [t.due_us for t in (await oq.storage.find(retrying, limit=1000)).tasks if t.queue in served]
+    found = (await oq.storage.find(retrying, limit=1000)).tasks
+    due = [t.due_us for t in found if t.queue in served and not waits_for_function(t)]
+    if not due:
+        unknown = (await waiting_again(oq.storage, counts)).unknown
+        pool._give_up(unknown)  # pyright: ignore[reportPrivateUsage]
+        due = list(unknown.values())
     if due and isinstance(oq.storage.clock, FakeClock):
         oq.storage.clock.advance(max(min(due) - oq.storage.clock(), 0) / 1e6)
     return not due and oq.storage.changes == seen  # else something moved between the looks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from omniq.errors import Invalid, NotActive
 from omniq.models import DEFAULT_QUEUE, State, TaskError, new_token
 from omniq.operations import Ack, Fail, Failed, Retried, Retry
+from omniq.policy import after_unknown, waits_for_function
 from omniq.testing.bench import BOOM, Bench, S, case, on
 
 
@@ -47,6 +48,45 @@ async def a_retry_with_a_delay_of_nothing_goes_to_its_new_place(bench: Bench) ->
     bench.advance(1)
     assert await bench.retry(task, delay_us=0) == Retried(due_us=bench.now, state=State.READY)
     assert await bench.take_ids(9) == ["b", "a"]
+
+
+@case(rules="33,46")
+async def what_a_worker_did_not_have_comes_again_ever_later_and_spends_no_attempt(bench: Bench) -> None:
+    """What `policy.after_unknown` decides needs no more of a store than the record that comes with the next lease."""
+    task = await bench.hold("a", max_attempts=2)
+    await bench.retry(task)
+    error = TaskError("NotRunnable", "no task named 'a' is registered in this worker")
+    for seconds in (1, 2, 4, 3):  # and then the ten are over
+        (task,) = await bench.take()
+        assert task.attempts == 2
+        await bench.do(after_unknown(task, error, bench.now, 10 * S))
+        waiting = await bench.get("a")
+        assert (waiting.state, waiting.attempts, waits_for_function(waiting)) == (State.SCHEDULED, 1, True)
+        assert waiting.due_us == bench.now + seconds * S
+        bench.advance(seconds)
+    (task,) = await bench.take()
+    await bench.do(after_unknown(task, error, bench.now, 10 * S))
+    ended = await bench.get("a")
+    assert (ended.state, ended.attempts) == (State.DEAD, 2)
+    assert ended.last_error is not None
+    assert str(ended.last_error) == f"NotRunnable: no worker had its function for 10s: {error.message}"
+
+
+@case(rules="33,46")
+async def what_a_worker_did_not_have_begins_anew_after_a_run_that_ended(bench: Bench) -> None:
+    error = TaskError("NotRunnable", "no task named 'a' is registered in this worker")
+    for tick in range(3):
+        if tick == 0:
+            await bench.add("a", interval_us=60 * S)
+        (task,) = await bench.take()
+        await bench.do(after_unknown(task, error, bench.now, 3600 * S))
+        assert (await bench.get("a")).due_us == bench.now + S
+        bench.advance(1)
+        (task,) = await bench.take()
+        assert task.attempts == 1
+        await bench.ack(task, again_us=bench.now + 59 * S)
+        assert not waits_for_function(await bench.get("a"))
+        bench.advance(59)
 
 
 @case(rules="33,46")
