@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from omniq.models import DEFAULT_QUEUE, Blocker, Record, State, StoredResult, TaskError, TaskStatus
+from omniq.models import DEFAULT_QUEUE, Blocker, Record, State, StoredResult, TaskError, TaskStatus, status_of
 
 Lost = Literal["expired", "worker_lost"]
 KEY_TTL_US = 86_400_000_000  # how long an idempotency key lives, unless it is told
@@ -377,6 +377,11 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             return state in self.states
         return state is not State.STAGED or self.run_id is not None
 
+    @property
+    def possible(self) -> tuple[State, ...]:
+        """The states that a task which matches can be in."""
+        return tuple(s for s in State if self.admits(s) and (not self.statuses or not _STATUSES[s].isdisjoint(self.statuses)))
+
     def matches(self, task: Record) -> bool:
         return (
             self.admits(task.state)
@@ -394,6 +399,9 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             and (not self.error_contains or self.error_contains in _error_text(task.last_error))
             and (not self.payload_contains or self.payload_contains.encode() in (task.payload or b""))
         )
+
+
+_STATUSES = {state: {status_of(state, 0), status_of(state, 1)} for state in State}
 
 
 def _within(value: int | None, low: int | None, high: int | None) -> bool:

@@ -158,7 +158,8 @@ class FileStorage(LocalStorage[Section]):
         return await self._do(work)
 
     async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page:
-        return await self._do(lambda section: find_tasks(section, filter, cursor, limit, newest_first))
+        limits = (limit, newest_first, self.scan_limit)
+        return await self._do(lambda section: find_tasks(section, filter, cursor, *limits))
 
     async def counts(self, now_us: int | None = None) -> list[QueueCounts]:
         now = self._now(now_us)

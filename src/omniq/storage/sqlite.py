@@ -33,9 +33,9 @@ from omniq.operations import (
     WorkerInfo,
 )
 from omniq.storage.copies import copy_database, write_whole
-from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
-from omniq.storage.local import DUE_CAP, Durability, LocalStorage
+from omniq.storage.local import Durability, LocalStorage
 from omniq.storage.scanning import Range
+from omniq.storage.sqlite_find import COUNTS, find_page
 from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RUN, record_of, result_of_row, run_of
 from omniq.storage.sqlite_scan import SOURCES, scan, scan_blocking
 from omniq.storage.sqlite_schema import VERSION
@@ -222,45 +222,17 @@ class SQLiteStorage(LocalStorage[Section]):
         return {row[0]: result_of_row(row) for row in await self._fetch(sql, (_json(list(ids)),))}
 
     async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page:
-        after = decode_cursor(cursor)
-        where, parameters = _conditions(filter)
-        if after is not None:
-            where.append("seq < ?" if newest_first else "seq > ?")
-            parameters.append(after)
-        edge = await self._scan_edge(after, newest_first)
-        if edge is not None:
-            where.append("seq >= ?" if newest_first else "seq <= ?")
-            parameters.append(edge)
-        order = "DESC" if newest_first else "ASC"
-        sql = f"SELECT {COLUMNS} FROM tasks WHERE {' AND '.join(where) or '1'} ORDER BY seq {order} LIMIT ?"
-        tasks = [record_of(row) for row in await self._fetch(sql, (*parameters, limit + 1))]
-        if len(tasks) > limit:
-            return Page(tasks=tasks[:limit], cursor=encode_cursor(tasks[limit - 1].seq))
-        if edge is not None:
-            return Page(tasks=tasks, cursor=encode_cursor(edge), partial=True)
-        return Page(tasks=tasks)
-
-    async def _scan_edge(self, after: int | None, newest_first: bool) -> int | None:
-        """Where a page must stop looking: the row `SCAN_LIMIT` further on, if there are so many."""
-        start = after if after is not None else (1 << 62) if newest_first else 0
-        side, order = ("<", "DESC") if newest_first else (">", "ASC")
-        sql = f"SELECT seq FROM tasks WHERE seq {side} ? ORDER BY seq {order} LIMIT 1 OFFSET ?"
-        rows = await self._fetch(sql, (start, SCAN_LIMIT))
-        return rows[0][0] if rows else None
+        return await find_page(self._fetch, filter, cursor, limit, newest_first, self.scan_limit)
 
     async def counts(self, now_us: int | None = None) -> list[QueueCounts]:
         now = self._now(now_us)
-        sql = f"""SELECT queue, paused, {", ".join(COUNTERS)},
-            (SELECT count(*) FROM (SELECT 1 FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=? LIMIT {DUE_CAP})),
-            (SELECT min(eta) FROM tasks t WHERE t.state=3 AND t.queue=q.queue AND t."group" IS NULL),
-            (SELECT min(eta) FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=?)
-            FROM queues q ORDER BY queue"""
         found: list[QueueCounts] = []
-        for queue, paused, *numbers, late, oldest, oldest_late in await self._fetch(sql, (now, now)):
-            count = QueueCounts(queue=queue, paused=bool(paused), **dict(zip(COUNTERS, numbers, strict=True)))
+        for queue, paused, *numbers in await self._fetch(COUNTS, (now, now)):
+            counters, (late, *oldest) = numbers[: len(COUNTERS)], numbers[len(COUNTERS) :]
+            count = QueueCounts(queue=queue, paused=bool(paused), **dict(zip(COUNTERS, counters, strict=True)))
             count.scheduled -= late
             count.ready += late
-            count.oldest_ready_us = min((m for m in (oldest, oldest_late) if m is not None), default=None)
+            count.oldest_ready_us = min((moment for moment in oldest if moment is not None), default=None)
             found.append(count)
         return found
 
@@ -346,44 +318,6 @@ class SQLiteStorage(LocalStorage[Section]):
         check_queue(queue)
         rows = await self._fetch("SELECT paused FROM queues WHERE queue=?", (queue,))
         return bool(rows and rows[0][0])
-
-
-def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:
-    where: list[str] = []
-    parameters: list[Any] = []
-
-    def add(condition: str, value: object, *more: object) -> None:
-        if value is not None and value != ():
-            where.append(condition)
-            parameters.extend((value, *more))
-
-    if filter.states:
-        where.append(f"state IN ({', '.join(str(int(s)) for s in filter.states)})")
-    elif filter.run_id is None:
-        where.append(f"state <> {State.STAGED:d}")
-    if filter.statuses:
-        add("status IN (SELECT value FROM json_each(?))", _json(list(filter.statuses)))
-    if filter.ids:
-        add("id IN (SELECT value FROM json_each(?))", _json(list(filter.ids)))
-    add("queue = ?", filter.queue)
-    add("func_path = ?", filter.name)
-    add('"group" = ?', filter.group)
-    add("worker = ?", filter.worker)
-    add("origin = ?", filter.origin)
-    add("run_id = ?", filter.run_id)
-    add("attempts >= ?", filter.min_attempts or None)
-    add("created_at >= ?", filter.created_from_us)
-    add("created_at < ?", filter.created_to_us)
-    add("finished_at >= ?", filter.finished_from_us)
-    add("finished_at < ?", filter.finished_to_us)
-    if filter.error_contains:
-        shown = "json_extract(last_error, '$.type') || ': ' || json_extract(last_error, '$.message') || char(10) || "
-        shown += "json_extract(last_error, '$.traceback')"
-        add(f"last_error IS NOT NULL AND instr({shown}, ?) > 0", filter.error_contains)
-    if filter.payload_contains:
-        whole = """CASE WHEN args IS NULL THEN payload ELSE '{"args":' || args || ',"kwargs":' || kwargs || '}' END"""
-        add(f"instr(CAST({whole} AS BLOB), CAST(? AS BLOB)) > 0", filter.payload_contains)
-    return where, parameters
 
 
 def _event(row: Row) -> EventRow:
