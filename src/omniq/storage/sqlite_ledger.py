@@ -47,9 +47,7 @@ class SQLiteLedger:
         self._results: list[tuple[Record, StoredResult, int | None]] = []
         self._events: list[tuple[Any, ...]] = []
         self._group_events: list[tuple[Any, ...]] = []
-        self._left_out: deque[int] = (
-            deque()
-        )  # numbers for the events of tasks between those that were released in one statement
+        self._left_out: deque[int] = deque()  # numbers kept for the events of tasks between those released in one go
         self._queues: dict[str, QueueRow] = {}
         self._dirty_queues: set[str] = set()
         self._lanes: dict[tuple[str, str], Lane] = {}

@@ -35,7 +35,8 @@ INSERT_STAGED_MORE = f"""{_NEW}, timeout, lease, result_ttl, args, kwargs, backo
  "group", asked_eta) VALUES (?,?,?,?,0,'PENDING',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""
 KEY = "INSERT OR REPLACE INTO keys VALUES (?,?,?,?,?)"
 KEYS = "SELECT key, task_id, fingerprint, expires_at FROM keys WHERE queue=? AND key IN (SELECT value FROM json_each(?))"
-STAGED_IN_ORDER = """SELECT seq, coalesce("group", asked_eta, "interval") IS NULL FROM tasks WHERE state=0 AND queue=? AND run_id=?
+STAGED_IN_ORDER = """SELECT seq, coalesce("group", asked_eta, "interval") IS NULL FROM tasks
+ WHERE state=0 AND queue=? AND run_id=?
  UNION ALL SELECT seq, 0 FROM tasks WHERE state=0 AND id IN (SELECT task_id FROM claims WHERE queue=? AND run_id=?)
  ORDER BY seq LIMIT ?"""
 RELEASE = """UPDATE tasks SET state=3, eta=?, created_at=?, updated_at=? WHERE seq IN (SELECT value FROM json_each(?))"""
