@@ -34,9 +34,11 @@ from omniq.operations import (
 )
 from omniq.storage.copies import copy_database, write_whole
 from omniq.storage.local import Durability, LocalStorage
+from omniq.storage.renewals import WATCHED_FROM, Held
 from omniq.storage.scanning import Range
+from omniq.storage.sqlite_check import examine
 from omniq.storage.sqlite_find import COUNTS, find_page
-from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RUN, record_of, result_of_row, run_of
+from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RESULT_COLUMNS, RUN, record_of, result_of_row, run_of
 from omniq.storage.sqlite_scan import SOURCES, scan, scan_blocking
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
@@ -46,8 +48,14 @@ from omniq.storage.url import local_options, sqlite_path, sqlite_url
 
 Row = tuple[Any, ...]
 
-_RESULT_COLUMNS = "task_id, status, result, encoding, error, finished_at, attempts, last_attempt_at"
 _EVENT_COLUMNS = 'seq, ts, event, task_id, queue, name, "group", attempt, worker, enqueued_at, due, state, data'
+# Running tasks whose lease is over or was not renewed for a while, and those of lost workers. How long a lease was tells the
+# last beat of its holder, which came with the renewal; before the first one the task has just started.
+WATCHED = f"""SELECT t.seq, t.token, coalesce(t.worker, ''), t.lease_until,
+ min(t.lease_until - t.started_at, coalesce(t.lease_until - w.seen_at, t.lease_until))
+ FROM tasks t INDEXED BY tasks_running LEFT JOIN workers w ON w.worker = t.worker WHERE t.state=4
+ AND (t.lease_until - ? <= (t.lease_until - t.started_at) * {WATCHED_FROM} OR t.worker IN (SELECT value FROM json_each(?)))
+ AND (? IS NULL OR t.queue IN (SELECT value FROM json_each(?)))"""
 _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 
 
@@ -129,6 +137,8 @@ class SQLiteStorage(LocalStorage[Section]):
         try:
             reader = self._reader or await self._open_reader()
             return cast("list[Row]", await reader.execute_fetchall(sql, parameters))
+        except UnicodeDecodeError as exc:
+            raise translate(exc, self.path) from exc
         except ValueError as exc:
             raise DriverClosed(f"the storage {self.path} was closed") from exc
         except Exception as exc:
@@ -166,13 +176,20 @@ class SQLiteStorage(LocalStorage[Section]):
         queues: Sequence[str] | None = None,
         lost_workers: Sequence[str] = (),
     ) -> list[Lease]:
-        now = self.clock() if now_us is None else now_us
-        sql = f"""SELECT {COLUMNS} FROM tasks WHERE state=4 AND (lease_until <= ? OR worker IN (SELECT value FROM json_each(?)))
-            AND (? IS NULL OR queue IN (SELECT value FROM json_each(?))) ORDER BY lease_until, seq LIMIT ?"""
+        now = self._now(now_us)
         names = None if queues is None else _json(list(queues))
-        rows = await self._fetch(sql, (now, _json(list(lost_workers)), names, names, limit))
-        records = map(record_of, rows)
-        return [Lease(record=t, lost="worker_lost" if t.worker in lost_workers else "expired") for t in records]
+        rows = await self._fetch(WATCHED, (now, _json(list(lost_workers)), names, names))
+        over = self._renewals.over([Held(*row) for row in rows], now, set(lost_workers), whole=queues is None)[:limit]
+        if not over:
+            return []
+        sql = f"SELECT {COLUMNS} FROM tasks WHERE state=4 AND seq IN (SELECT value FROM json_each(?)) ORDER BY lease_until, seq"
+        found = {t.seq: t for t in map(record_of, await self._fetch(sql, (_json([lease.seq for lease in over]),)))}
+        leases = [(found[lease.seq], lease) for lease in over if lease.seq in found]
+        return [
+            Lease(record=task, lost="worker_lost" if task.worker in lost_workers else "expired")
+            for task, lease in leases
+            if task.token == lease.token and task.lease_until_us == lease.until_us
+        ]
 
     async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
         now = self._now(now_us)
@@ -194,7 +211,22 @@ class SQLiteStorage(LocalStorage[Section]):
                 return gone
 
     async def check(self, repair: bool = False) -> list[str]:
-        return await self._do(lambda section: check_store(section, repair))
+        def counted(section: Section) -> list[str]:
+            there = examine(section.connection) if self.in_memory else []
+            return [*there, *check_store(section, repair)]
+
+        await self.open()
+        found = [] if self.in_memory else await asyncio.to_thread(self._examine)
+        return [*found, *await self._do(counted)]
+
+    def _examine(self) -> list[str]:
+        try:
+            with closing(connect(self.path)) as connection:  # its own: looking must not keep others from writing
+                connection.execute("PRAGMA query_only = ON")
+                connection.execute("BEGIN")
+                return examine(connection)
+        except (sqlite3.Error, UnicodeDecodeError) as exc:
+            raise translate(exc, self.path) from exc
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         if self.in_memory:
@@ -217,7 +249,7 @@ class SQLiteStorage(LocalStorage[Section]):
         return record_of(rows[0]) if rows else None
 
     async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
-        sql = f"""SELECT {_RESULT_COLUMNS} FROM results WHERE seq IN
+        sql = f"""SELECT {RESULT_COLUMNS} FROM results WHERE seq IN
             (SELECT seq FROM tasks WHERE id IN (SELECT value FROM json_each(?)))"""
         return {row[0]: result_of_row(row) for row in await self._fetch(sql, (_json(list(ids)),))}
 
@@ -338,5 +370,5 @@ def _event(row: Row) -> EventRow:
     )
 
 
-def _json(values: list[str]) -> str:
+def _json(values: list[Any]) -> str:
     return msgspec.json.encode(values).decode()

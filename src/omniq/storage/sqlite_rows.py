@@ -62,6 +62,7 @@ RESULT_PLAIN = """INSERT OR REPLACE INTO results (seq, task_id, status, result, 
  last_attempt_at, expires_at) VALUES (?,?,'SUCCESS',?,?,?,?,?,?)"""
 RESULT = """INSERT OR REPLACE INTO results (seq, task_id, status, result, encoding, finished_at, attempts, last_attempt_at,
  expires_at, error) VALUES (?,?,?,?,?,?,?,?,?,?)"""
+RESULT_COLUMNS = "task_id, status, result, encoding, error, finished_at, attempts, last_attempt_at"
 EVENT_COLUMNS = "seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due, state, data"
 EVENT = f"INSERT INTO events ({EVENT_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)"
 EVENT_IN_GROUP = f'INSERT INTO events ({EVENT_COLUMNS}, "group") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)'
