@@ -22,6 +22,7 @@ from omniq.models import (
     TaskError,
     TaskStatus,
     check_encodable,
+    status_of,
 )
 
 Lost = Literal["expired", "worker_lost"]
@@ -401,6 +402,11 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             return state in self.states
         return state is not State.STAGED or self.run_id is not None
 
+    @property
+    def possible(self) -> tuple[State, ...]:
+        """The states that a task which matches can be in."""
+        return tuple(s for s in State if self.admits(s) and (not self.statuses or not _STATUSES[s].isdisjoint(self.statuses)))
+
     def matches(self, task: Record) -> bool:
         return (
             self.admits(task.state)
@@ -422,6 +428,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 _FILTER_TEXTS = ("queue", "name", "group", "worker", "origin", "run_id", "error_contains", "payload_contains")
 _FILTER_NUMBERS = ("min_attempts", "created_from_us", "created_to_us", "finished_from_us", "finished_to_us")
+_STATUSES = {state: {status_of(state, 0), status_of(state, 1)} for state in State}
 
 
 def _within(value: int | None, low: int | None, high: int | None) -> bool:

@@ -9,6 +9,9 @@ import pytest
 from support.shell import Shell
 from support.waiting import wait_for
 
+from omniq import OmniQ
+from omniq.storage.cursors import SCAN_LIMIT
+
 
 def test_queues_running_tasks_workers_and_failures(each: Shell) -> None:
     gate = str(each.folder / "gate")
@@ -28,6 +31,23 @@ def test_queues_running_tasks_workers_and_failures(each: Shell) -> None:
         terminal.type("q")
         assert terminal.ended() == 0
     assert terminal.raw.endswith(b"\x1b[?25h\x1b[?1049l") or b"\x1b[?1049l" in terminal.raw[-200:]
+    assert each.interrupt(worker, signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+def test_a_running_task_is_on_the_screen_though_100_000_newer_ones_wait(each: Shell) -> None:
+    gate = str(each.folder / "gate")
+    running = each.enqueue("jobs:wait_for", f'["{gate}"]', "--queue", "slow")
+    worker = each.start("worker", "jobs", "--queues", "slow")
+    wait_for(lambda: Path(gate + ".runs").exists(), within=30)
+    with OmniQ.from_url(each.url) as oq:
+        for _ in range(0, SCAN_LIMIT + 1, 5000):
+            oq.enqueue_many("jobs:add", [(1,)] * 5000)
+    with each.terminal("top", columns=180) as terminal:
+        terminal.until(running)
+        terminal.type("q")
+        assert terminal.ended() == 0
+    Path(gate).touch()
     assert each.interrupt(worker, signal.SIGTERM) == 0
 
 

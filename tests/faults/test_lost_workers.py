@@ -11,7 +11,7 @@ import pytest
 from fault_processes import Fleet, on_each_store, until
 
 from omniq import BaseStorage, OmniQ, TaskStatus
-from omniq.models import new_token
+from omniq.models import new_token, now_us
 from omniq.operations import Enqueue, EventRow, Reserve
 
 LONG_LEASE_S = 30.0
@@ -99,6 +99,36 @@ async def lease_end(fleet: Fleet, task_id: str) -> int:
     assert record is not None
     assert record.lease_until_us is not None
     return record.lease_until_us
+
+
+@on_each_store
+def test_a_clock_that_is_an_hour_ahead_takes_nothing_from_a_worker_that_renews(fleet: Fleet, oq: OmniQ, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    working = fleet.worker().ready()
+    task_id = oq.options(lease=SHORT_LEASE_S).enqueue(fault_jobs.wait_for_file_at_first, str(fleet.side), str(gate))
+    until(lambda: fleet.noted(), "the first attempt")
+
+    async def look(storage: BaseStorage, seconds: float) -> int:
+        """How many leases were taken until one was, or until the time is up."""
+        end = time.monotonic() + seconds
+        taken = 0
+        while not taken and time.monotonic() < end:
+            taken = await storage.reclaim(lost_workers=await storage.lost_workers())
+            await asyncio.sleep(0.1)
+        return taken
+
+    async def body() -> None:
+        async with BaseStorage.from_url(fleet.url, clock=lambda: now_us() + 3_600_000_000) as ahead:
+            assert await look(ahead, 2 * SHORT_LEASE_S) == 0
+            working.freeze_outside_a_write(fleet)
+            assert await look(ahead, 10 * SHORT_LEASE_S) == 1, "one that renews nothing loses its tasks"
+
+    asyncio.run(body())
+    gate.touch()
+    working.thaw()
+    result = oq.get_result(task_id, wait=True, timeout=20)
+    assert result is not None
+    assert result.attempts == 2
 
 
 def test_a_thawed_worker_goes_on_with_other_tasks(fleet: Fleet, oq: OmniQ, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ from omniq.operations import (
 from omniq.policy import after_loss
 from omniq.serialization import MsgspecSerializer, Serializer
 from omniq.storage.checks import Transaction, check_transactions
+from omniq.storage.cursors import SCAN_LIMIT
 from omniq.storage.scanning import Range, ranges_of, scan_range
 from omniq.storage.sending import Repeats, Sending
 from omniq.storage.tables import Columns, Condition
@@ -84,6 +85,7 @@ class BaseStorage(abc.ABC):
 
     capabilities: Capabilities
     stage_rows = 5000  # tasks of one `Stage` that keep other callers waiting no longer than they should
+    scan_limit = SCAN_LIMIT
 
     def __init__(self, *, clock: Callable[[], int] = now_us, serializer: Serializer | None = None, events: bool = True) -> None:
         self.clock = clock

@@ -8,6 +8,12 @@ import binascii
 from omniq.errors import InvalidCursor
 
 SCAN_LIMIT = 100_000  # rows that one page may look at for filters without an index
+_FEW = 8  # one task in so many: beyond that, reading on is quicker than looking up
+
+
+def few(found: int, all: int, scan_limit: int) -> bool:
+    """Whether so many of all tasks are better read from an index than found by looking through."""
+    return found <= scan_limit and found * _FEW <= all
 
 
 def encode_cursor(seq: int) -> str:

@@ -27,12 +27,14 @@ from omniq.operations import (
 )
 from omniq.storage.copies import copy_folder, write_whole
 from omniq.storage.file_folder import FORMAT
+from omniq.storage.file_index import Entry
 from omniq.storage.file_opening import MARKS
 from omniq.storage.file_upkeep import check_store, find_tasks, purge_results, purge_store, task_page
 from omniq.storage.file_writer import FileWriter, Section, translate
 from omniq.storage.files import Files, LocalFiles, SharedMemoryFiles, local_or_memory
 from omniq.storage.filesystems import boot_id
 from omniq.storage.local import DUE_CAP, Durability, LocalStorage
+from omniq.storage.renewals import Held
 from omniq.storage.url import file_path, file_url, local_options
 
 
@@ -112,10 +114,12 @@ class FileStorage(LocalStorage[Section]):
 
         def work(section: Section) -> list[Lease]:
             running = [e for e in section.index.running.values() if queues is None or e.queue in queues]
-            dead = [e for e in running if e.worker in lost or (e.lease_until_us or 0) <= now]
-            dead.sort(key=lambda e: (e.lease_until_us or 0, e.seq))
+            held = [_held(section, e, now) for e in running]
+            over = self._renewals.over(held, now, lost, whole=queues is None)[:limit]
+            entries = {e.seq: e for e in running}
             return [
-                Lease(record=section.record(e), lost="worker_lost" if e.worker in lost else "expired") for e in dead[:limit]
+                Lease(record=section.record(entries[x.seq]), lost="worker_lost" if x.worker in lost else "expired")
+                for x in over
             ]
 
         return await self._do(work)
@@ -162,7 +166,8 @@ class FileStorage(LocalStorage[Section]):
         return await self._do(work)
 
     async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page:
-        return await self._do(lambda section: find_tasks(section, filter, cursor, limit, newest_first))
+        limits = (limit, newest_first, self.scan_limit)
+        return await self._do(lambda section: find_tasks(section, filter, cursor, *limits))
 
     async def counts(self, now_us: int | None = None) -> list[QueueCounts]:
         now = self._now(now_us)
@@ -236,6 +241,16 @@ class FileStorage(LocalStorage[Section]):
     async def is_paused(self, queue: str) -> bool:
         check_queue(queue)
         return await self._do(lambda section: section.ledger.queue(queue).paused)
+
+
+def _held(section: Section, entry: Entry, now_us: int) -> Held:
+    """A lease, and how long it was: its holder beats when it renews, and before that the task has just started."""
+    until, worker = entry.lease_until_us or 0, entry.worker or ""
+    length = until
+    if until <= now_us and worker:
+        seen = section.index.workers.get(worker)
+        length = until - max(section.record(entry).started_at_us or 0, seen.seen_at_us if seen is not None else 0)
+    return Held(entry.seq, entry.token or "", worker, until, length)
 
 
 def _count(section: Section, name: str, now: int) -> QueueCounts:

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from omniq.models import State
-from omniq.operations import WorkerInfo
+from omniq.operations import Filter, WorkerInfo
+from omniq.storage.cursors import few
 from omniq.storage.file_lines import KeyLine, LineGlimpse
 from omniq.storage.ledger import FanIn, Lane, QueueRow, Run
 
@@ -110,6 +111,12 @@ class Lineup:
             else:
                 heapq.heappop(self._heap)
         return entry
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries that still hold, in no order."""
+        for entry in itertools.chain(self._line, (item[4] for item in self._heap)):
+            if self._entries.get(entry.id) is entry:
+                yield entry
 
     def until(self, moment_us: int, limit: int) -> list[Entry]:
         """Up to about `limit` entries that are due by then, in no order. Looks at no others."""
@@ -265,6 +272,37 @@ class Index:
     def scheduled(self, queue: str) -> Lineup | None:
         return self._scheduled.get(queue)
 
+    def in_state(self, state: State, queue: str | None) -> list[Entry]:
+        """Tasks that are in a state: all of them, unless they came without a result from another store."""
+        match state:
+            case State.STAGED:
+                found = [self.entries[id] for tasks in self._staged.values() for id in tasks]
+            case State.BLOCKED:
+                found = [self.entries[id] for waiting in self.blocks.values() for id in waiting]
+            case State.SCHEDULED:
+                found = [e for name, lineup in self._scheduled.items() if queue in (None, name) for e in lineup]
+            case State.READY:
+                found = [e for (name, _), lineup in self._ready.items() if queue in (None, name) for e in lineup]
+            case State.RUNNING:
+                found = list(self.running.values())
+            case State.DEAD:
+                found = list(self.dead.values())
+            case _:
+                found = [self.entries[id] for _, id in self._expiring if id in self.entries]
+        return [e for e in found if e.state is state and queue in (None, e.queue)]
+
+    def few(self, filter: Filter, scan_limit: int) -> list[Entry] | None:
+        """The few tasks that can match, oldest first, with some that do not; None if no order leads to few."""
+        if filter.ids:
+            found = {id: self.entries[id] for id in filter.ids if id in self.entries}
+            return sorted(found.values(), key=_seq) if len(filter.ids) <= scan_limit else None
+        states = filter.possible
+        there = sum(c[s] for queue, c in self._counts.items() if filter.queue in (None, queue) for s in states)
+        if not few(there, len(self.entries), scan_limit):
+            return None
+        found = {e.id: e for s in states for e in self.in_state(s, filter.queue)}
+        return sorted(found.values(), key=_seq) if len(found) == there else None
+
     def next_lease(self, queue: str) -> int | None:
         """When the first lease of a queue ends."""
         heap = self._leases.get(queue, [])
@@ -390,6 +428,10 @@ class Index:
                 return lane
             heapq.heappop(heap)
         return None
+
+
+def _seq(entry: Entry) -> int:
+    return entry.seq
 
 
 def entry_of(glimpse: LineGlimpse, place: Place, kept: Kept | None) -> Entry:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from omniq.models import Record, State
 from omniq.operations import Filter, Page, Retention
-from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
+from omniq.storage.cursors import decode_cursor, encode_cursor
 from omniq.storage.file_index import Entry
 from omniq.storage.file_lines import EVENTS
 from omniq.storage.file_opening import CORRUPT, mend
@@ -17,10 +17,12 @@ from omniq.storage.ledger import Lane
 from omniq.storage.runs import keep_until
 
 
-def find_tasks(section: Section, filter: Filter, cursor: str | None, limit: int, newest_first: bool) -> Page:
+def find_tasks(section: Section, filter: Filter, cursor: str | None, limit: int, newest_first: bool, scan_limit: int) -> Page:
     """A page of tasks. What the index knows is asked first; only what is left is read."""
     after = decode_cursor(cursor)
-    entries = list(section.index.entries.values())
+    entries = section.index.few(filter, scan_limit)
+    if entries is None:
+        entries = list(section.index.entries.values())
     if after is not None:
         at = bisect.bisect_right(entries, after, key=lambda e: e.seq)
         entries = entries[: bisect.bisect_left(entries, after, key=lambda e: e.seq)] if newest_first else entries[at:]
@@ -28,7 +30,7 @@ def find_tasks(section: Section, filter: Filter, cursor: str | None, limit: int,
     tasks: list[Record] = []
     last = 0
     for scanned, entry in enumerate(reversed(entries) if newest_first else entries):
-        if scanned >= SCAN_LIMIT:
+        if scanned >= scan_limit:
             return Page(tasks=tasks, cursor=encode_cursor(last), partial=True)
         last = entry.seq
         if (wanted and entry.id not in wanted) or not _may_match(entry, filter):

@@ -83,6 +83,11 @@ class WorkerLocks:
         except FileNotFoundError:  # another process was faster and has tidied it away
             return ""
 
+    def held(self, worker: str) -> bool:
+        """Whether a living process holds the lock of a worker."""
+        path = self._path(worker)
+        return path.exists() and not self._free(path)
+
     def forget(self, worker: str) -> None:
         """Tidy the file of a dead worker away, unless somebody holds it after all."""
         path = self._path(worker)

@@ -21,6 +21,7 @@ from omniq.storage.filesystems import network_fs
 from omniq.storage.ledger import Ledger
 from omniq.storage.liveness import WorkerLocks
 from omniq.storage.machine import Machine
+from omniq.storage.renewals import Renewals
 from omniq.storage.restoring import restore_events, restore_tasks
 from omniq.storage.writer import Writer
 
@@ -61,6 +62,7 @@ class LocalStorage(BaseStorage, abc.ABC, Generic[S]):
         self._closed = False
         self.waiters.on_waiting = self._listen
         self._locks = None if locks is None else WorkerLocks(locks)
+        self._renewals = Renewals(self._lives)
         if self.in_memory:
             self.capabilities = Capabilities(durability="none", push_wait=True, restores=True)
         elif durability == "process":
@@ -213,6 +215,9 @@ class LocalStorage(BaseStorage, abc.ABC, Generic[S]):
     async def release_worker(self, worker: str) -> None:
         if self._locks is not None:
             self._locks.release(worker)
+
+    def _lives(self, worker: str) -> bool:
+        return self._locks is not None and self._locks.held(worker)
 
     async def lost_workers(self) -> list[str]:
         gone = self._locks.lost() if self._locks is not None else []

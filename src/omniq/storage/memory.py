@@ -7,7 +7,7 @@ import heapq
 import itertools
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -43,7 +43,7 @@ from omniq.operations import (
     WorkerInfo,
 )
 from omniq.storage.base import BaseStorage, Result, Transaction
-from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
+from omniq.storage.cursors import decode_cursor, encode_cursor, few
 from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run
 from omniq.storage.machine import Machine
 from omniq.storage.restoring import restore_events, restore_tasks
@@ -202,6 +202,34 @@ class MemoryLedger:
     def first_ready(self, queue: str) -> list[int]:
         heads = [heap.peek() for (name, _), heap in self._ready.items() if name == queue]
         return [task.due_us for task in heads if task is not None]
+
+    def in_state(self, state: State, queue: str | None) -> list[Record]:
+        """Tasks that may be in a state, among them all that are, unless they came without a result from another store."""
+        match state:
+            case State.STAGED:
+                found = [t for tasks in self.staged_tasks.values() for t in tasks.values()]
+            case State.BLOCKED:
+                found = [t for tasks in self.blocks.values() for t in tasks.values()]
+            case State.SCHEDULED:
+                found = [t for name, heap in self._scheduled.items() if queue in (None, name) for t in heap.records()]
+            case State.READY:
+                found = [t for (name, _), heap in self._ready.items() if queue in (None, name) for t in heap.records()]
+            case State.RUNNING:
+                found = list(self.running.values())
+            case _:
+                found = [self.tasks[id] for id in self.results if id in self.tasks]
+        return [t for t in found if t.state is state and queue in (None, t.queue)]
+
+    def few(self, filter: Filter, scan_limit: int) -> list[Record] | None:
+        """The few tasks that can match, with some that do not; None if no index leads to few."""
+        if filter.ids:
+            return [self.tasks[id] for id in filter.ids if id in self.tasks] if len(filter.ids) <= scan_limit else None
+        states = filter.possible
+        there = [c[s] for q, c in self.counters.items() if filter.queue in (None, q) for s in states]
+        if not few(sum(there), len(self.tasks), scan_limit):
+            return None
+        found = {t.seq: t for s in states for t in self.in_state(s, filter.queue)}
+        return list(found.values()) if len(found) == sum(there) else None
 
     # -- queues and lanes --------------------------------------------------------------------------
 
@@ -580,15 +608,17 @@ class MemoryStorage(BaseStorage):
     async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page:
         after = decode_cursor(cursor)
         with self._lock:
-            seqs: Iterator[int] = iter(sorted(self._ready().by_seq, reverse=newest_first))
+            ledger = self._ready()
+            found = ledger.few(filter, self.scan_limit)
+            seqs = sorted(ledger.by_seq if found is None else {t.seq for t in found}, reverse=newest_first)
             tasks: list[Record] = []
             for scanned, seq in enumerate(s for s in seqs if after is None or (s < after if newest_first else s > after)):
-                if scanned >= SCAN_LIMIT:
+                if scanned >= self.scan_limit:
                     return Page(tasks=tasks, cursor=encode_cursor(seq + (1 if newest_first else -1)), partial=True)
-                if filter.matches(self._ready().by_seq[seq]):
+                if filter.matches(ledger.by_seq[seq]):
                     if len(tasks) == limit:
                         return Page(tasks=tasks, cursor=encode_cursor(tasks[-1].seq))
-                    tasks.append(copy.copy(self._ready().by_seq[seq]))
+                    tasks.append(copy.copy(ledger.by_seq[seq]))
             return Page(tasks=tasks)
 
     async def counts(self, now_us: int | None = None) -> list[QueueCounts]:

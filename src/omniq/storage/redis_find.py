@@ -158,7 +158,8 @@ async def find_tasks(
     newest_first: bool,
 ) -> Page:
     after = decode_place(cursor)
-    merge = await _by_state(client, queues, filter.states, after, newest_first) if filter.states else None
+    narrow = bool(filter.states or filter.statuses)
+    merge = await _by_state(client, queues, filter.possible, after, newest_first) if narrow else None
     if merge is None:
         merge = _Merge(client, queues, after, newest_first)
     tasks: list[Record] = []

@@ -33,10 +33,12 @@ from omniq.operations import (
     WorkerInfo,
 )
 from omniq.storage.copies import copy_database, write_whole
-from omniq.storage.cursors import SCAN_LIMIT, decode_cursor, encode_cursor
-from omniq.storage.local import DUE_CAP, Durability, LocalStorage
+from omniq.storage.local import Durability, LocalStorage
+from omniq.storage.renewals import WATCHED_FROM, Held
 from omniq.storage.scanning import Range
-from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RUN, record_of, result_of_row, run_of
+from omniq.storage.sqlite_check import examine
+from omniq.storage.sqlite_find import COUNTS, find_page
+from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RESULT_COLUMNS, RUN, record_of, result_of_row, run_of
 from omniq.storage.sqlite_scan import SOURCES, scan, scan_blocking
 from omniq.storage.sqlite_schema import VERSION
 from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
@@ -46,8 +48,14 @@ from omniq.storage.url import local_options, sqlite_path, sqlite_url
 
 Row = tuple[Any, ...]
 
-_RESULT_COLUMNS = "task_id, status, result, encoding, error, finished_at, attempts, last_attempt_at"
 _EVENT_COLUMNS = 'seq, ts, event, task_id, queue, name, "group", attempt, worker, enqueued_at, due, state, data'
+# Running tasks whose lease is over or was not renewed for a while, and those of lost workers. How long a lease was tells the
+# last beat of its holder, which came with the renewal; before the first one the task has just started.
+WATCHED = f"""SELECT t.seq, t.token, coalesce(t.worker, ''), t.lease_until,
+ min(t.lease_until - t.started_at, coalesce(t.lease_until - w.seen_at, t.lease_until))
+ FROM tasks t INDEXED BY tasks_running LEFT JOIN workers w ON w.worker = t.worker WHERE t.state=4
+ AND (t.lease_until - ? <= (t.lease_until - t.started_at) * {WATCHED_FROM} OR t.worker IN (SELECT value FROM json_each(?)))
+ AND (? IS NULL OR t.queue IN (SELECT value FROM json_each(?)))"""
 _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 
 
@@ -129,6 +137,8 @@ class SQLiteStorage(LocalStorage[Section]):
                 return await self._do(lambda section: section.connection.execute(sql, parameters).fetchall())
             reader = self._reader or await self._open_reader()
             return cast("list[Row]", await reader.execute_fetchall(sql, parameters))
+        except UnicodeDecodeError as exc:
+            raise translate(exc, self.path) from exc
         except UnicodeEncodeError as exc:
             raise Invalid(f"{exc.object[:40]!r} cannot be in a store: it has half a character at {exc.start}") from exc
         except OverflowError as exc:
@@ -170,13 +180,20 @@ class SQLiteStorage(LocalStorage[Section]):
         queues: Sequence[str] | None = None,
         lost_workers: Sequence[str] = (),
     ) -> list[Lease]:
-        now = self.clock() if now_us is None else now_us
-        sql = f"""SELECT {COLUMNS} FROM tasks WHERE state=4 AND (lease_until <= ? OR worker IN (SELECT value FROM json_each(?)))
-            AND (? IS NULL OR queue IN (SELECT value FROM json_each(?))) ORDER BY lease_until, seq LIMIT ?"""
+        now = self._now(now_us)
         names = None if queues is None else _json(list(queues))
-        rows = await self._fetch(sql, (now, _json(list(lost_workers)), names, names, limit))
-        records = map(record_of, rows)
-        return [Lease(record=t, lost="worker_lost" if t.worker in lost_workers else "expired") for t in records]
+        rows = await self._fetch(WATCHED, (now, _json(list(lost_workers)), names, names))
+        over = self._renewals.over([Held(*row) for row in rows], now, set(lost_workers), whole=queues is None)[:limit]
+        if not over:
+            return []
+        sql = f"SELECT {COLUMNS} FROM tasks WHERE state=4 AND seq IN (SELECT value FROM json_each(?)) ORDER BY lease_until, seq"
+        found = {t.seq: t for t in map(record_of, await self._fetch(sql, (_json([lease.seq for lease in over]),)))}
+        leases = [(found[lease.seq], lease) for lease in over if lease.seq in found]
+        return [
+            Lease(record=task, lost="worker_lost" if task.worker in lost_workers else "expired")
+            for task, lease in leases
+            if task.token == lease.token and task.lease_until_us == lease.until_us
+        ]
 
     async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
         now = self._now(now_us)
@@ -198,7 +215,22 @@ class SQLiteStorage(LocalStorage[Section]):
                 return gone
 
     async def check(self, repair: bool = False) -> list[str]:
-        return await self._do(lambda section: check_store(section, repair))
+        def counted(section: Section) -> list[str]:
+            there = examine(section.connection) if self.in_memory else []
+            return [*there, *check_store(section, repair)]
+
+        await self.open()
+        found = [] if self.in_memory else await asyncio.to_thread(self._examine)
+        return [*found, *await self._do(counted)]
+
+    def _examine(self) -> list[str]:
+        try:
+            with closing(connect(self.path)) as connection:  # its own: looking must not keep others from writing
+                connection.execute("PRAGMA query_only = ON")
+                connection.execute("BEGIN")
+                return examine(connection)
+        except (sqlite3.Error, UnicodeDecodeError) as exc:
+            raise translate(exc, self.path) from exc
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         if self.in_memory:
@@ -222,50 +254,22 @@ class SQLiteStorage(LocalStorage[Section]):
 
     async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
         check_encodable("".join(ids), "task id")
-        sql = f"""SELECT {_RESULT_COLUMNS} FROM results WHERE seq IN
+        sql = f"""SELECT {RESULT_COLUMNS} FROM results WHERE seq IN
             (SELECT seq FROM tasks WHERE id IN (SELECT value FROM json_each(?)))"""
         return {row[0]: result_of_row(row) for row in await self._fetch(sql, (_json(list(ids)),))}
 
     async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page:
-        after = decode_cursor(cursor)
-        where, parameters = _conditions(filter)
-        if after is not None:
-            where.append("seq < ?" if newest_first else "seq > ?")
-            parameters.append(after)
-        edge = await self._scan_edge(after, newest_first)
-        if edge is not None:
-            where.append("seq >= ?" if newest_first else "seq <= ?")
-            parameters.append(edge)
-        order = "DESC" if newest_first else "ASC"
-        sql = f"SELECT {COLUMNS} FROM tasks WHERE {' AND '.join(where) or '1'} ORDER BY seq {order} LIMIT ?"
-        tasks = [record_of(row) for row in await self._fetch(sql, (*parameters, limit + 1))]
-        if len(tasks) > limit:
-            return Page(tasks=tasks[:limit], cursor=encode_cursor(tasks[limit - 1].seq))
-        if edge is not None:
-            return Page(tasks=tasks, cursor=encode_cursor(edge), partial=True)
-        return Page(tasks=tasks)
-
-    async def _scan_edge(self, after: int | None, newest_first: bool) -> int | None:
-        """Where a page must stop looking: the row `SCAN_LIMIT` further on, if there are so many."""
-        start = after if after is not None else (1 << 62) if newest_first else 0
-        side, order = ("<", "DESC") if newest_first else (">", "ASC")
-        sql = f"SELECT seq FROM tasks WHERE seq {side} ? ORDER BY seq {order} LIMIT 1 OFFSET ?"
-        rows = await self._fetch(sql, (start, SCAN_LIMIT))
-        return rows[0][0] if rows else None
+        return await find_page(self._fetch, filter, cursor, limit, newest_first, self.scan_limit)
 
     async def counts(self, now_us: int | None = None) -> list[QueueCounts]:
         now = self._now(now_us)
-        sql = f"""SELECT queue, paused, {", ".join(COUNTERS)},
-            (SELECT count(*) FROM (SELECT 1 FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=? LIMIT {DUE_CAP})),
-            (SELECT min(eta) FROM tasks t WHERE t.state=3 AND t.queue=q.queue AND t."group" IS NULL),
-            (SELECT min(eta) FROM tasks t WHERE t.state=2 AND t.queue=q.queue AND t.eta<=?)
-            FROM queues q ORDER BY queue"""
         found: list[QueueCounts] = []
-        for queue, paused, *numbers, late, oldest, oldest_late in await self._fetch(sql, (now, now)):
-            count = QueueCounts(queue=queue, paused=bool(paused), **dict(zip(COUNTERS, numbers, strict=True)))
+        for queue, paused, *numbers in await self._fetch(COUNTS, (now, now)):
+            counters, (late, *oldest) = numbers[: len(COUNTERS)], numbers[len(COUNTERS) :]
+            count = QueueCounts(queue=queue, paused=bool(paused), **dict(zip(COUNTERS, counters, strict=True)))
             count.scheduled -= late
             count.ready += late
-            count.oldest_ready_us = min((m for m in (oldest, oldest_late) if m is not None), default=None)
+            count.oldest_ready_us = min((moment for moment in oldest if moment is not None), default=None)
             found.append(count)
         return found
 
@@ -353,44 +357,6 @@ class SQLiteStorage(LocalStorage[Section]):
         return bool(rows and rows[0][0])
 
 
-def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:
-    where: list[str] = []
-    parameters: list[Any] = []
-
-    def add(condition: str, value: object, *more: object) -> None:
-        if value is not None and value != ():
-            where.append(condition)
-            parameters.extend((value, *more))
-
-    if filter.states:
-        where.append(f"state IN ({', '.join(str(int(s)) for s in filter.states)})")
-    elif filter.run_id is None:
-        where.append(f"state <> {State.STAGED:d}")
-    if filter.statuses:
-        add("status IN (SELECT value FROM json_each(?))", _json(list(filter.statuses)))
-    if filter.ids:
-        add("id IN (SELECT value FROM json_each(?))", _json(list(filter.ids)))
-    add("queue = ?", filter.queue)
-    add("func_path = ?", filter.name)
-    add('"group" = ?', filter.group)
-    add("worker = ?", filter.worker)
-    add("origin = ?", filter.origin)
-    add("run_id = ?", filter.run_id)
-    add("attempts >= ?", filter.min_attempts or None)
-    add("created_at >= ?", filter.created_from_us)
-    add("created_at < ?", filter.created_to_us)
-    add("finished_at >= ?", filter.finished_from_us)
-    add("finished_at < ?", filter.finished_to_us)
-    if filter.error_contains:
-        shown = "json_extract(last_error, '$.type') || ': ' || json_extract(last_error, '$.message') || char(10) || "
-        shown += "json_extract(last_error, '$.traceback')"
-        add(f"last_error IS NOT NULL AND instr({shown}, ?) > 0", filter.error_contains)
-    if filter.payload_contains:
-        whole = """CASE WHEN args IS NULL THEN payload ELSE '{"args":' || args || ',"kwargs":' || kwargs || '}' END"""
-        add(f"instr(CAST({whole} AS BLOB), CAST(? AS BLOB)) > 0", filter.payload_contains)
-    return where, parameters
-
-
 def _event(row: Row) -> EventRow:
     return EventRow(
         seq=row[0],
@@ -409,5 +375,5 @@ def _event(row: Row) -> EventRow:
     )
 
 
-def _json(values: list[str]) -> str:
+def _json(values: list[Any]) -> str:
     return msgspec.json.encode(values).decode()

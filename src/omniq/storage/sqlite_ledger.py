@@ -7,7 +7,7 @@ statement each, before a query that depends on them and at the end. That is what
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -47,6 +47,7 @@ class SQLiteLedger:
         self._results: list[tuple[Record, StoredResult, int | None]] = []
         self._events: list[tuple[Any, ...]] = []
         self._group_events: list[tuple[Any, ...]] = []
+        self._left_out: deque[int] = deque()  # numbers kept for the events of tasks between those released in one go
         self._queues: dict[str, QueueRow] = {}
         self._dirty_queues: set[str] = set()
         self._lanes: dict[tuple[str, str], Lane] = {}
@@ -429,8 +430,12 @@ class SQLiteLedger:
         self._db.execute("DELETE FROM deferred WHERE blocker_id=?", (blocker_id,))
 
     def event(self, task: Record, event: str, now_us: int, data: bytes | None) -> None:
+        if self._left_out:
+            number = self._left_out.popleft()
+        else:
+            number, self._event = self._event, self._event + 1
         row = (
-            self._event,
+            number,
             now_us,
             event,
             task.seq,
@@ -444,7 +449,6 @@ class SQLiteLedger:
             int(task.state),
             data.decode() if data else "",
         )
-        self._event += 1
         if task.group is None:
             self._events.append(row)
         else:
@@ -524,18 +528,23 @@ class SQLiteLedger:
 
     def release_plain(self, run: Run, now_us: int, limit: int) -> int:
         self._flush_tasks()
-        found = self._db.execute(sqlite_rows.STAGED_PLAIN, (run.queue, run.run_id, limit)).fetchall()
+        place = (run.queue, run.run_id)
+        in_order = self._db.execute(sqlite_rows.STAGED_IN_ORDER, (*place, *place, limit)).fetchall()
+        found = [seq for seq, plain in in_order if plain]
         if not found:
             return 0
-        seqs = sqlite_rows.encode([row[0] for row in found]).decode()
+        seqs = sqlite_rows.encode(found).decode()
         self._db.execute(sqlite_rows.RELEASE, (run.ended_at_us, run.ended_at_us, now_us, seqs))
         if self._db.execute("SELECT 1 FROM claims LIMIT 1").fetchone():
             others = "SELECT id FROM tasks WHERE seq IN (SELECT value FROM json_each(?))"
             self._db.execute(f"DELETE FROM claims WHERE task_id IN ({others})", (seqs,))
         if self.events_on:
-            self._db.execute(sqlite_rows.EVENTS_OF_RELEASED, (self._event - 1, now_us, seqs))
-            self._event += len(found)
-        for (seq,) in found:
+            numbers = {seq: self._event + at for at, (seq, _) in enumerate(in_order)}
+            events = sqlite_rows.encode({numbers[seq]: seq for seq in found}).decode()
+            self._db.execute(sqlite_rows.EVENTS_OF_RELEASED, (now_us, events))
+            self._left_out.extend(numbers[seq] for seq, plain in in_order if not plain)
+            self._event += len(in_order)
+        for seq in found:
             task = self._by_seq.pop(seq, None)
             if task is not None:
                 self._tasks.pop(task.id, None)

@@ -35,15 +35,16 @@ INSERT_STAGED_MORE = f"""{_NEW}, timeout, lease, result_ttl, args, kwargs, backo
  "group", asked_eta) VALUES (?,?,?,?,0,'PENDING',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"""
 KEY = "INSERT OR REPLACE INTO keys VALUES (?,?,?,?,?)"
 KEYS = "SELECT key, task_id, fingerprint, expires_at FROM keys WHERE queue=? AND key IN (SELECT value FROM json_each(?))"
-STAGED_PLAIN = """SELECT seq FROM tasks WHERE state=0 AND queue=? AND run_id=? AND "group" IS NULL AND asked_eta IS NULL
- AND "interval" IS NULL LIMIT ?"""
+STAGED_IN_ORDER = """SELECT seq, coalesce("group", asked_eta, "interval") IS NULL FROM tasks
+ WHERE state=0 AND queue=? AND run_id=?
+ UNION ALL SELECT seq, 0 FROM tasks WHERE state=0 AND id IN (SELECT task_id FROM claims WHERE queue=? AND run_id=?)
+ ORDER BY seq LIMIT ?"""
 RELEASE = """UPDATE tasks SET state=3, eta=?, created_at=?, updated_at=? WHERE seq IN (SELECT value FROM json_each(?))"""
 _SIZE = """'{"payload_bytes":' || CASE WHEN args IS NULL THEN coalesce(length(CAST(payload AS BLOB)), 0)
  ELSE length(CAST(args AS BLOB)) + length(CAST(kwargs AS BLOB)) + 19 END || '}'"""
 EVENTS_OF_RELEASED = f"""INSERT INTO events (seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due,
- state, data) SELECT row_number() OVER (ORDER BY seq) + ?, ?, 'enqueued', seq, id, queue, func_path, 0, '', created_at, eta, 3,
- {_SIZE}
- FROM tasks WHERE seq IN (SELECT value FROM json_each(?))"""
+ state, data) SELECT j.key + 0, ?, 'enqueued', t.seq, t.id, t.queue, t.func_path, 0, '', t.created_at, t.eta, 3, {_SIZE}
+ FROM json_each(?) j CROSS JOIN tasks t ON t.seq = j.value"""
 EVENTS_OF_READY = f"""INSERT INTO events (seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due,
  state, data) SELECT seq + ?, created_at, 'enqueued', seq, id, queue, func_path, 0, '', created_at, eta, 3,
  {_SIZE}
@@ -61,6 +62,7 @@ RESULT_PLAIN = """INSERT OR REPLACE INTO results (seq, task_id, status, result, 
  last_attempt_at, expires_at) VALUES (?,?,'SUCCESS',?,?,?,?,?,?)"""
 RESULT = """INSERT OR REPLACE INTO results (seq, task_id, status, result, encoding, finished_at, attempts, last_attempt_at,
  expires_at, error) VALUES (?,?,?,?,?,?,?,?,?,?)"""
+RESULT_COLUMNS = "task_id, status, result, encoding, error, finished_at, attempts, last_attempt_at"
 EVENT_COLUMNS = "seq, ts, event, task_seq, task_id, queue, name, attempt, worker, enqueued_at, due, state, data"
 EVENT = f"INSERT INTO events ({EVENT_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)"
 EVENT_IN_GROUP = f'INSERT INTO events ({EVENT_COLUMNS}, "group") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)'
@@ -79,7 +81,7 @@ DUE = f"{SELECT} WHERE state=2 AND queue=? AND eta<=? ORDER BY eta, seq LIMIT ?"
 HELD = f"{SELECT} WHERE state=4 AND token=? ORDER BY seq"
 DEPENDENTS = f"{SELECT} WHERE seq IN (SELECT dependent FROM blocks WHERE blocker_id=? ORDER BY dependent LIMIT ?) ORDER BY seq"
 STAGED = f"""{SELECT} WHERE state=0 AND queue=? AND run_id=?
- UNION ALL {SELECT} WHERE state=0 AND id IN (SELECT task_id FROM claims WHERE queue=? AND run_id=?) LIMIT ?"""
+ UNION ALL {SELECT} WHERE state=0 AND id IN (SELECT task_id FROM claims WHERE queue=? AND run_id=?) ORDER BY seq LIMIT ?"""
 RUN = """SELECT queue, run_id, opened_at, expires_at, state, ended_at, key_ttl, new, claimed, released, dropped, settled
  FROM runs"""
 OPEN_LANE = """SELECT queue, "group", "limit", ready, inflight, members, turn FROM lanes

@@ -22,7 +22,7 @@ from omniq.errors import StoreTooNew, StoreUnavailable
 from omniq.models import new_id
 
 APPLICATION_ID = 0x6F6D6E71  # "omnq": a database that is not ours is refused, not adopted
-VERSION = 3
+VERSION = 4
 
 _V1 = """
 CREATE TABLE tasks (
@@ -217,7 +217,12 @@ CREATE TABLE claims (
 CREATE INDEX claims_of_task ON claims (task_id);
 """
 
-MIGRATIONS = {1: _V1, 2: _V2, 3: _V3}
+_V4 = """
+CREATE INDEX tasks_ready_in_groups ON tasks (queue, eta) WHERE state = 3 AND "group" IS NOT NULL;
+CREATE INDEX tasks_blocked ON tasks (queue) WHERE state = 1;
+"""
+
+MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
 _TABLES = frozenset(
     {
         "tasks",

@@ -84,7 +84,7 @@ def check_store(section: Section, repair: bool) -> list[str]:
     """Compare counters and lanes with the rows they count; with `repair`, set them right."""
     section.ledger.flush()  # others of the same commit may have written tasks whose counts still wait
     db = section.connection
-    found = [f"the database is damaged: {row[0]}" for row in db.execute("PRAGMA quick_check") if row[0] != "ok"]
+    found: list[str] = []
     for index, column in enumerate(COUNTERS):
         sql = f"""SELECT q.queue, q.{column}, (SELECT count(*) FROM tasks t WHERE t.queue = q.queue AND t.state = ?) AS true
             FROM queues q WHERE q.{column} <> true"""

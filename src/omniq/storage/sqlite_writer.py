@@ -169,4 +169,6 @@ def translate(exc: BaseException, path: str) -> BaseException:
         return StoreUnavailable(f"{path}: {exc}{f' ({code})' if code else ''}")
     if isinstance(exc, OSError):
         return StoreUnavailable(f"{path}: {exc.strerror or exc}")
+    if isinstance(exc, UnicodeDecodeError):  # a damaged name, which SQLite quotes in its complaint
+        return StoreUnavailable(f"{path} is damaged: {exc}")
     return exc

@@ -65,6 +65,14 @@ class FaultyStorage(BaseStorage):
         self._odds: dict[Fault, float] = {"unavailable": unavailable, "unknown": unknown, "delay": delay}
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
 
+    @property
+    def scan_limit(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.scan_limit
+
+    @scan_limit.setter
+    def scan_limit(self, rows: int) -> None:
+        self.inner.scan_limit = rows
+
     def strike(self, *faults: Fault) -> None:
         """Add faults for the next calls of `apply`, one per call."""
         self.script.extend(faults)

@@ -6,7 +6,7 @@ from typing import Any
 
 from omniq.errors import EventsLost
 from omniq.models import DEFAULT_QUEUE, State, new_token
-from omniq.operations import Ack, Beat, EventRow, Progress, Remove, Requeue, Reschedule, Retention, WorkerInfo
+from omniq.operations import Ack, Beat, Cancel, EventRow, Progress, Release, Remove, Requeue, Reschedule, Retention, WorkerInfo
 from omniq.testing.bench import Bench, S, case, on, raises
 
 DAY = 86_400
@@ -185,4 +185,37 @@ async def the_events_of_a_call_come_in_its_order(bench: Bench) -> None:
         ("succeeded", "b"),
         ("enqueued", "c"),
         ("succeeded", "a"),
+    ]
+
+
+@case(rules="§7")
+async def equal_transactions_between_others_leave_their_events_where_they_were(bench: Bench) -> None:
+    """A driver may carry out runs of equal transactions together; that must not show."""
+    await bench.enqueue(*[f"held-{n}" for n in range(8)])
+    held = {t.id: t for t in await bench.take(8)}
+    acks = [(on(Ack, held[f"held-{n}"], result=b"1" if n % 3 == 2 else None),) for n in range(6)]
+    await bench.call(
+        (bench.new("a"),),
+        (bench.new("b"),),
+        acks[0],
+        acks[1],
+        (bench.new("c", group="g"),),
+        acks[2],
+        (bench.new("d"),),
+        (bench.new("e", origin="tcp"),),
+        (bench.new("f", delay_us=S),),
+        acks[3],
+        (on(Cancel, held["held-6"], token=held["held-6"].token),),
+        acks[4],
+        (bench.new("g"),),
+        acks[5],
+        (on(Release, held["held-7"]),),
+        (bench.new("h"),),
+    )
+    told = [f"{e.event} {e.task_id}" for e in (await bench.all_events())[16:]]
+    ends = [f"succeeded held-{n}" for n in range(6)]
+    new = [f"enqueued {id}" for id in "abcdefgh"]
+    assert told == [
+        *[*new[:2], *ends[:2], new[2], ends[2], *new[3:6], ends[3], "cancelled held-6", ends[4], new[6], ends[5]],
+        *["released held-7", new[7]],
     ]

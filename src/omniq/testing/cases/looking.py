@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omniq.errors import InvalidCursor
-from omniq.models import DEFAULT_QUEUE, State, TaskError
+from omniq.models import DEFAULT_QUEUE, State, TaskError, TaskStatus
 from omniq.operations import Ack, Beat, Filter, Requeue, WorkerInfo
 from omniq.testing.bench import Bench, S, case, on, raises
 
@@ -222,3 +222,80 @@ async def the_check_finds_nothing_wrong_and_repair_breaks_nothing(bench: Bench) 
     assert await bench.snapshot() == before
     await bench.call(*[(on(Ack, t),) for t in await bench.take(9, DEFAULT_QUEUE, "mail")])
     assert await bench.store.check() == []
+
+
+@case(rules="§11")
+async def the_oldest_that_waits_is_known_when_all_have_groups(bench: Bench) -> None:
+    first = bench.now
+    await bench.add("a", group="g")
+    bench.advance(5)
+    await bench.add("b", group="h")
+    assert (await bench.counts()).oldest_ready_us == first
+    (a,) = await bench.take()
+    assert (a.id, (await bench.counts()).oldest_ready_us) == ("a", first + 5 * S)
+    bench.advance(5)
+    await bench.add("c", group="g")
+    await bench.take()
+    assert (await bench.counts()).oldest_ready_us == first + 10 * S, "it waits, though its group is at its limit"
+    await bench.ack(a)
+    await bench.take()
+    assert (await bench.counts()).oldest_ready_us is None
+
+
+async def a_crowd(bench: Bench) -> None:
+    """One task in every state, behind so many newer ones that no page may look through them all."""
+    await bench.hold("running", queue="all")
+    await bench.ack(await bench.hold("done", queue="all"))
+    await bench.dead("dead", queue="all")
+    await bench.add("cancelled", queue="all")
+    await bench.cancel("cancelled", queue="all")
+    await bench.add("blocked", queue="all", after=["running"])
+    await bench.add("scheduled", queue="all", delay_us=900 * S)
+    await bench.add("grouped", queue="all", group="g")
+    await bench.enqueue(*[f"crowd-{n}" for n in range(130)], queue="crowd")
+    bench.store.scan_limit = 20
+
+
+@case(rules="§11")
+async def a_few_tasks_of_a_state_are_found_behind_any_number_of_newer_ones(bench: Bench) -> None:
+    await a_crowd(bench)
+    few: list[tuple[dict[str, Any], list[str]]] = [
+        ({"states": (State.RUNNING,)}, ["running"]),
+        ({"states": (State.DONE,)}, ["done"]),
+        ({"states": (State.DEAD,)}, ["dead"]),
+        ({"states": (State.CANCELLED,)}, ["cancelled"]),
+        ({"states": (State.BLOCKED,)}, ["blocked"]),
+        ({"states": (State.SCHEDULED,)}, ["scheduled"]),
+        ({"states": (State.READY,), "queue": "all"}, ["grouped"]),
+        ({"states": (State.RUNNING, State.DEAD), "queue": "all"}, ["dead", "running"]),
+        ({"states": (State.RUNNING,), "queue": "crowd"}, []),
+        ({"states": (State.RUNNING,), "name": "another"}, []),
+        ({"statuses": (TaskStatus.RUNNING,)}, ["running"]),
+        ({"statuses": (TaskStatus.FAILED, TaskStatus.SUCCESS)}, ["dead", "done"]),
+        ({"queue": "all"}, ["grouped", "scheduled", "blocked", "cancelled", "dead", "done", "running"]),
+    ]
+    for filter, expected in few:
+        page = await bench.store.find(Filter(**filter), None, 10)
+        assert ([t.id for t in page.tasks], page.cursor, page.partial) == (expected, None, False), filter
+        page = await bench.store.find(Filter(**filter), None, 10, newest_first=False)
+        assert ([t.id for t in page.tasks], page.cursor, page.partial) == (expected[::-1], None, False), filter
+
+
+@case(rules="§11")
+async def few_tasks_come_in_pages_that_go_on_when_they_become_many(bench: Bench) -> None:
+    for newest_first in (True, False):
+        queue = str(newest_first)
+        ids = [f"{queue}-{n}" for n in range(8)]
+        for id in ids:
+            await bench.dead(id, queue=queue)
+        await bench.enqueue(*[f"{queue}-crowd-{n}" for n in range(130)], queue="crowd")
+        wanted = Filter(states=(State.DEAD,), queue=queue)
+        bench.store.scan_limit = 200
+        first = await bench.store.find(wanted, None, 3, newest_first)
+        assert first.cursor is not None
+        bench.store.scan_limit = 5  # now they are many
+        seen, cursor = [t.id for t in first.tasks], first.cursor
+        while cursor is not None:
+            page = await bench.store.find(wanted, cursor, 3, newest_first)
+            seen, cursor = [*seen, *(t.id for t in page.tasks)], page.cursor
+        assert seen == (ids[::-1] if newest_first else ids)

@@ -430,3 +430,28 @@ async def staging_and_enqueueing_follow_each_other_in_one_call(bench: Bench) -> 
     assert [type(answer) for answer in answers] == [list, list, list, list, list, DuplicateId]
     assert await bench.states("a", "b", "c") == [State.READY] * 3
     assert sorted(await bench.take_ids(9)) == ["a", "b", "c"]
+
+
+@case(rules="§7,§10")
+async def the_events_of_a_commit_come_in_the_order_of_staging(bench: Bench) -> None:
+    plain, grouped = {}, {"group": "g"}
+    kinds: list[dict[str, Any]] = [
+        grouped,
+        plain,
+        plain,
+        {"headers": {"a": "b"}},
+        plain,
+        {"eta_us": bench.now + S},
+        plain,
+        grouped,
+    ]
+    await bench.call(
+        (OpenRun(queue="default", run_id="r", ttl_us=DAY),),
+        *[(Stage(queue="default", run_id="r", tasks=(bench.new(f"t{n}", **kind),)),) for n, kind in enumerate(kinds)],
+        (bench.new("before"),),
+        (CommitRun(queue="default", run_id="r"),),
+        (bench.new("after"),),
+    )
+    await swept(bench)
+    told = [(e.event, e.task_id) for e in await bench.all_events()]
+    assert told == [("enqueued", id) for id in ["before", *[f"t{n}" for n in range(len(kinds))], "after"]]
