@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import reference
+from support import differential, reference
 from support.redis_server import Server, bundled, running
 
 from omniq.storage.redis import RedisStorage
@@ -64,3 +64,12 @@ def test_the_reference_model_agrees() -> None:
 @pytest.mark.slow
 def test_the_reference_model_agrees_on_new_stories() -> None:
     reference.agrees_on_new_stories(make_storage, stories_per_round=40)
+
+
+def test_memory_agrees_on_calls_of_several_transactions() -> None:
+    differential.agrees_with_memory(make_storage, episodes=25)
+
+
+@pytest.mark.slow
+def test_memory_agrees_on_new_calls_of_several_transactions() -> None:
+    differential.agrees_with_memory_on_new_episodes(make_storage, episodes_per_round=150)

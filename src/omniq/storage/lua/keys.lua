@@ -106,7 +106,7 @@ local function queue(name)
     local base = '{' .. name .. '}:'
     q = {
       name = name, base = base, o = base .. 'o:', job = base .. 'job:', events = {}, completed = {}, failed = {}, lanes = {},
-      grouped = 0, add = {}, remove = {},
+      grouped = 0, add = {}, remove = {}, ahead = {},
     }
     queues[name] = q
   end

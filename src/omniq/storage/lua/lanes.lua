@@ -119,7 +119,7 @@ end
 -- `at_head`: before all tasks of the lane that were never leased.
 function lanes.move(t, state, at_head)
   lanes.leave(t)
-  if t.stored and (state == 'wait' or state == 'delayed') and t.stored ~= 'delayed' then set(t, 'more', '1') end
+  if t.state and (state == 'wait' or state == 'delayed') and t.state ~= 'delayed' then set(t, 'more', '1') end
   t.state, t.moved = state, true
   set(t, 'state', state)
   enter(t, at_head)

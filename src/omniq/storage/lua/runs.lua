@@ -1,8 +1,9 @@
 --[[
 The common cases in few commands: enqueues of one shape, acks and leases of plain tasks.
 
-They write the same keys as the operations do. A plain task is ours, in no group, waits for nobody, nobody waits for it, and
-nobody asked to cancel it. Whatever is not plain, and whatever this call has touched before, takes the long way.
+They write the same keys as the operations do: hashes at once, and what gathers for the sorted sets as they do (`q.ahead`: of
+whom; whoever reads such a hash writes the sets first). A plain task is ours, in no group, waits for nobody, nobody waits for it,
+and nobody asked to cancel it. Whatever is not plain, and whatever this call has touched before, takes the long way.
 ]]
 
 local function expand(op, i)
@@ -24,7 +25,7 @@ local function insert(q, op, common, i)
   lanes.push(q.base .. 'wait', id)
   add(q, 'idx:wait', NOW, id)
   add(q, 'o:tasks', seq, id)
-  cache[slot(q, id)] = nil
+  cache[slot(q, id)], q.ahead[id] = nil, true
   if request.events then
     local data = '{"payload_bytes":' .. TEXT[op.empty and 0 or #payload] .. '}'
     log.add(q, 'enqueued', id, op.name, false, 0, false, now, now, CODE.wait, data)
@@ -33,14 +34,14 @@ end
 
 -- Whether none of these ids is in the store or comes twice, in few questions.
 function store.all_new(q, ids)
-  local bases, keys, seen, seen_before = {q.base}, {}, {}, next(cache) ~= nil
+  local bases, keys, seen = {q.base}, {}, {}
   if not request.cluster then
     for name in pairs(all_queues()) do
       if name ~= q.name then bases[#bases + 1] = '{' .. name .. '}:' end
     end
   end
   for _, id in ipairs(ids) do
-    if seen[id] or (seen_before and cache[slot(q, id)]) then return false end
+    if seen[id] or homes[id] then return false end
     seen[id] = true
     for _, base in ipairs(bases) do
       keys[#keys + 1] = base .. 'job:' .. id
@@ -78,7 +79,7 @@ function runs.enqueues(op)
   local fresh = store.all_new(q, ids)
   if op.together and not fresh then
     for i = 1, #rows, 3 do
-      if store.find(q, rows[i]) then
+      if homes[rows[i]] or store.find(q, rows[i]) then
         local ops = {}
         for k = 1, #rows, 3 do ops[#ops + 1] = expand(op, k) end
         return machine.transaction(ops)
@@ -86,7 +87,7 @@ function runs.enqueues(op)
     end
   end
   for i = 1, #rows, 3 do
-    if not fresh and not op.together and store.find(q, rows[i]) then
+    if not fresh and not op.together and (homes[rows[i]] or store.find(q, rows[i])) then
       answers[#answers + 1] = machine.transaction({expand(op, i)})
     else
       insert(q, op, common, i)
@@ -121,7 +122,7 @@ local function ack(q, op, id, token, result, data)
   add(q, 'idx:completed', NOW, id)
   q.completed[#q.completed + 1] = id
   ended_tasks[#ended_tasks + 1] = id
-  q.finished, q.changed = true, true
+  q.finished, q.changed, q.ahead[id] = true, true, true
   if request.events then
     local created_ms = number(created)
     local due_ms = text(v[12]) and number(v[12]) or created_ms
@@ -160,7 +161,7 @@ function machine.lease_plain(q, id, op, values)
   run('HSET', q.job .. id, 'state', 'active', 'attempt', '1', 'lease_token', op.token, 'lock_until_ms', until_ms,
       'first_started_ms', text(values[8]) or NOW, 'last_started_ms', NOW, 'updated_ms', NOW, 'worker', op.worker)
   values[1], values[2], values[7] = until_ms, '1', false
-  cache[slot(q, id)] = nil
+  cache[slot(q, id)], q.ahead[id] = nil, true
   q.changed = true
   remove(q, 'idx:wait', id)
   add(q, 'active', until_ms, id)

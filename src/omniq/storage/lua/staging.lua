@@ -38,7 +38,7 @@ function store.shape_staged(q, id, value)
     due_ms = number(row.staged_ms), lock_until_ms = 0, timeout_ms = 0, cancel = false, left = 0,
     fingerprint = row.shape and op[1] or op.fingerprint, idempotency_key = row.shape and op[2] or op.key or nil,
   }
-  cache[slot(q, id)] = t
+  cache[slot(q, id)], homes[id] = t, t
   return t
 end
 
@@ -280,6 +280,7 @@ local function release_plain(r, id, row)
   run('HSET', unpack(values, 1, n))
   lanes.push(q.base .. 'wait', id)
   add(q, 'idx:wait', NOW, id)
+  q.ahead[id] = true
   if request.events then
     local data = '{"payload_bytes":' .. TEXT[shape.is_empty and 0 or #payload] .. '}'
     log.add(q, 'enqueued', id, shape.name, false, 0, false, r.ended, r.ended, CODE.wait, data)

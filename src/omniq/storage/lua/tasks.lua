@@ -8,6 +8,7 @@ lanes; `store.flush` writes them with few, variadic commands. It runs at the end
 local store, lanes, log, machine = {}, {}, {}, {}
 local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of operation
 local cache, touched = {}, {}
+local homes = {} -- every task that this call has looked at, by id: its hash may not tell yet what became of it
 
 -- The fields of a task, as the answer to `Reserve` gives them. Most operations need only the first of them; the next ones are
 -- read when they are asked for. `o` holds what never changes of a task of ours, see `store.origin`.
@@ -113,7 +114,7 @@ function store.shape(q, id, key, v)
     end
   end
   if #v > HOT then warm(t, v, HOT) end
-  cache[slot(q, id)] = t
+  cache[slot(q, id)], homes[id] = t, t
   return setmetatable(t, Task)
 end
 
@@ -130,6 +131,7 @@ function store.load(q, id)
     if t and t.gone then return nil end
     return t or nil
   end
+  if q.ahead[id] then store.write_sets(q) end
   local key = job_key(q, id)
   local v = run('HMGET', key, unpack(FIELDS, 1, HOT))
   if not v[1] then
@@ -165,10 +167,8 @@ function store.find(q, id)
   if t == nil and (run('EXISTS', job_key(q, id), end_key(q, id)) > 0 or store.staging(q)) then t = store.load(q, id) end
   if t and not t.gone then return t end
   if request.cluster then return nil end
-  for name in pairs(queues) do
-    local cached = cache[name .. '\0' .. id]
-    if cached and not cached.gone then return cached end
-  end
+  t = homes[id]
+  if t and not t.gone then return t end
   local names, keys = {}, {}
   for name in pairs(all_queues()) do
     if name ~= q.name then
@@ -352,13 +352,13 @@ local function write_completed(q)
   end
 end
 
-local function write_sets(q)
+function store.write_sets(q)
   local done = 'idx:completed' -- grows before it shrinks: more than 128 members, and it stops being a list that is searched
   if q.add[done] then in_parts('ZADD', q.base .. done, q.add[done]) end
   q.add[done] = nil
   for name, members in pairs(q.remove) do in_parts('ZREM', q.base .. name, members) end
   for name, members in pairs(q.add) do in_parts('ZADD', q.base .. name, members) end
-  q.add, q.remove = {}, {}
+  q.add, q.remove, q.ahead = {}, {}, {}
 end
 
 function store.flush()
@@ -390,14 +390,14 @@ function store.flush()
     t.stored, t.moved, t.since = state, false, nil
   end
   for _, q in pairs(queues) do
-    if next(q.add) or next(q.remove) then write_sets(q) end
+    if next(q.add) or next(q.remove) then store.write_sets(q) end
     if #q.failed > 0 then
       in_parts('LPUSH', q.base .. 'failed', q.failed)
       q.failed = {}
     end
     if #q.completed > 0 then
       write_completed(q)
-      write_sets(q)
+      store.write_sets(q)
     end
   end
 end
