@@ -1,6 +1,8 @@
 """The Redis driver on a real server against the whole contract and against the reference model."""
 
+import hashlib
 import itertools
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 from support import differential, reference
 from support.redis_server import Server, bundled, running
 
+from omniq.storage import redis, redis_client, redis_plan
 from omniq.storage.redis import RedisStorage
 from omniq.testing import FakeClock, conformance
 
@@ -70,6 +73,28 @@ def test_memory_agrees_on_calls_of_several_transactions() -> None:
     differential.agrees_with_memory(make_storage, episodes=25)
 
 
+def test_memory_agrees_when_calls_are_cut_as_on_a_store_of_many_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_small_limits(monkeypatch)
+    differential.agrees_with_memory(make_storage, episodes=15)
+
+
 @pytest.mark.slow
-def test_memory_agrees_on_new_calls_of_several_transactions() -> None:
+def test_memory_agrees_on_new_calls_that_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_small_limits(monkeypatch)
+    differential.agrees_with_memory_on_new_episodes(make_storage, episodes_per_round=50)
+
+
+def _with_small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few keys are many: each call of the script carries out little, and asks the books of the queues."""
+    script, cut = re.subn(r"local (BUDGET|LOOKUPS) = [0-9]+", r"local \1 = 2", redis_client.SCRIPT)
+    assert cut == 2
+    monkeypatch.setattr(redis_client, "SCRIPT", script)
+    monkeypatch.setattr(redis_client, "SHA", hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest())
+    monkeypatch.setattr(redis_plan, "WIDE", 1)
+    monkeypatch.setattr(redis, "WIDE", 1)
+    monkeypatch.setattr(redis, "TOGETHER", 1)
+
+
+@pytest.mark.slow
+def test_memory_agrees_on_new_calls_of_of_several_transactions() -> None:
     differential.agrees_with_memory_on_new_episodes(make_storage, episodes_per_round=150)

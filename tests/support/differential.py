@@ -134,7 +134,10 @@ class Episode:
             self.told.append("reclaim")
             expired = [[(x.record.id, x.lost) for x in await s.expired(self.clock())] for s in (self.memory, self.other)]
             assert sorted(expired[0]) == sorted(expired[1]), f"expired {expired[1]}, not {expired[0]}"
-        await self._call([self._transaction() for _ in range(self.random.choice([1, 2, 3, 3, 4, 6]))])
+        call = [self._transaction() for _ in range(self.random.choice([1, 2, 3, 3, 4, 6]))]
+        await self._call(call)
+        if self.random.random() < 0.1:  # as if no answer had come
+            await self._call(call, repeat=True)
 
     async def _promote(self) -> None:
         """At once, so that lanes in the order of arrival have what falls due in the order of its time."""
@@ -150,14 +153,14 @@ class Episode:
         for store in (self.memory, self.other):
             await store.set_group_limit(queue, group, limit)
 
-    async def _call(self, transactions: Sequence[Sequence[Operation]]) -> None:
-        self.told.append((self.clock(), transactions))
+    async def _call(self, transactions: Sequence[Sequence[Operation]], repeat: bool = False) -> None:
+        self.told.append((self.clock(), "repeat" if repeat else "", transactions))
         if self.random.random() < 0.3:
-            found = self.other.apply_blocking(transactions, self.clock())
+            found = self.other.apply_blocking(transactions, self.clock(), repeat=repeat)
         else:
-            found = await self.other.apply(transactions, self.clock())
+            found = await self.other.apply(transactions, self.clock(), repeat=repeat)
         self.memory.ledger.wanted = [t.id for answer in found for t in _taken(answer)]
-        expected = await self.memory.apply(transactions, self.clock())
+        expected = await self.memory.apply(transactions, self.clock(), repeat=repeat)
         for transaction, mine, its in zip(transactions, expected, found, strict=True):
             assert _answer(its) == _answer(mine), f"{_brief(transaction)} answered {_difference(_answer(its), _answer(mine))}"
 

@@ -51,6 +51,8 @@ local GRACE_MS = 3600000 -- results outlive their time by this much if nobody pu
 local MOVED_MS = 86400000
 local MAX_MS = 9999999999999 -- the year 2286
 local PART = 4000 -- arguments of one variadic command
+local BUDGET = 50000 -- keys that a call looks up in other queues before it leaves its next transactions to another call
+local LOOKUPS = 30000 -- more of them at once, and the books of the queues are asked instead
 local PER_MS = 2048 -- numbers of tasks, and turns of groups, that fit into one millisecond
 local STORE = '{omniq.store}:'
 

@@ -6,6 +6,7 @@ that after every change; a group that opens, or stays open after a grant, goes t
 ]]
 
 local pending, groups, has_groups = {}, {}, {}
+local changed_groups = {}
 
 local function lane_key(t)
   if t.gid then return t.q.base .. 'g:' .. t.gid .. ':wait' end
@@ -54,7 +55,10 @@ function lanes.look(g)
     g.score = next_turn(g.q)
     ready_queues[g.q.name] = true
   end
-  g.open, g.changed = open, true
+  g.open = open
+  if not g.changed then
+    g.changed, changed_groups[#changed_groups + 1] = true, g
+  end
 end
 
 function lanes.write(g)
@@ -76,7 +80,9 @@ end
 
 function lanes.push_all()
   for key in pairs(pending) do push_pending(key) end
-  for _, g in pairs(groups) do
+  local list = changed_groups
+  changed_groups = {}
+  for _, g in ipairs(list) do
     if g.changed then lanes.write(g) end
   end
 end

@@ -211,6 +211,7 @@ function alone.stage(op)
       tasks[n + 1], tasks[n + 2] = seq, id
       new[#new + 1], mine[id] = id, true
       if seen_before then cache[slot(q, id)] = nil end
+      absent[id] = nil
       if key then
         local k, until_ms = #named, now + rows[i + 2]
         named[k + 1], named[k + 2] = q.o .. 'key:' .. key, cmsgpack.pack({id, rows[i + 3], until_ms})

@@ -9,6 +9,7 @@ local store, lanes, log, machine = {}, {}, {}, {}
 local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of operation
 local cache, touched = {}, {}
 local homes = {} -- every task that this call has looked at, by id: its hash may not tell yet what became of it
+local absent = {} -- ids that are in no other queue
 
 -- The fields of a task, as the answer to `Reserve` gives them. Most operations need only the first of them; the next ones are
 -- read when they are asked for. `o` holds what never changes of a task of ours, see `store.origin`.
@@ -148,47 +149,6 @@ function store.load(q, id)
   return nil
 end
 
-local known
-
--- Every queue that was ever heard of. On a cluster other queues are on other nodes, and ids are unique per queue only.
-local function all_queues()
-  if not known then
-    known = {}
-    if not request.cluster then
-      for _, name in ipairs(run('SMEMBERS', STORE .. 'queues')) do known[name] = true end
-    end
-  end
-  return known
-end
-
--- The task of this id, in this queue or in the one that it moved to, or anywhere if the store has only one node.
-function store.find(q, id)
-  local t = cache[slot(q, id)]
-  if t == nil and (run('EXISTS', job_key(q, id), end_key(q, id)) > 0 or store.staging(q)) then t = store.load(q, id) end
-  if t and not t.gone then return t end
-  if request.cluster then return nil end
-  t = homes[id]
-  if t and not t.gone then return t end
-  local names, keys = {}, {}
-  for name in pairs(all_queues()) do
-    if name ~= q.name then
-      names[#names + 1] = name
-      keys[#keys + 1] = '{' .. name .. '}:job:' .. id
-      keys[#keys + 1] = '{' .. name .. '}:o:end:' .. id
-      keys[#keys + 1] = '{' .. name .. '}:o:staged'
-    end
-  end
-  for i = 1, #keys, PART do
-    if run('EXISTS', unpack(keys, i, math.min(i + PART - 1, #keys))) > 0 then
-      for _, name in ipairs(names) do
-        t = store.load(queue(name), id)
-        if t then return t end
-      end
-    end
-  end
-  return nil
-end
-
 -- A task that another client published, or published again under our feet: from now on it is in our books too.
 function store.adopt(t)
   if not t.foreign then return end
@@ -300,11 +260,13 @@ local function score_of(t, name)
   return t.since and digits(t.since) or NOW
 end
 
+local dirty = {} -- queues with something gathered
+
 local function add(q, name, score, id)
   local list = q.add[name]
   if not list then
     list = {}
-    q.add[name] = list
+    q.add[name], dirty[q] = list, true
   end
   local n = #list
   list[n + 1], list[n + 2] = score, id
@@ -314,7 +276,7 @@ local function remove(q, name, id)
   local list = q.remove[name]
   if not list then
     list = {}
-    q.remove[name] = list
+    q.remove[name], dirty[q] = list, true
   end
   list[#list + 1] = id
 end
@@ -389,8 +351,10 @@ function store.flush()
     if state and not stored then add(q, 'o:tasks', digits(t.seq), t.id) end
     t.stored, t.moved, t.since = state, false, nil
   end
-  for _, q in pairs(queues) do
-    if next(q.add) or next(q.remove) then store.write_sets(q) end
+  local changed = dirty
+  dirty = {}
+  for q in pairs(changed) do
+    store.write_sets(q)
     if #q.failed > 0 then
       in_parts('LPUSH', q.base .. 'failed', q.failed)
       q.failed = {}

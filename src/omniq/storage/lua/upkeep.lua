@@ -431,7 +431,7 @@ function upkeep.check(op)
     lanes.look(g)
     if g.open then open = open + 1 end
     if was ~= g.open then complaints[#complaints + 1] = 'group ' .. gid .. (was and ' only seems' or ' fails') .. ' to be ready' end
-    if repair then lanes.write(g) else groups[q.name .. '\0' .. gid] = nil end
+    if repair then lanes.write(g) else g.changed, groups[q.name .. '\0' .. gid] = false, nil end
   end
   local ungrouped = run('LLEN', q.base .. 'wait')
   local right = {
