@@ -411,6 +411,8 @@ class RedisStorage(BaseStorage):
             fields["events_before"] = now - wire.ms_up(retention.events_us)
         if retention.events_max is not None:
             fields["events_max"] = retention.events_max
+        if retention.limits_us is not None:
+            fields["limits_before"] = now - wire.ms_up(retention.limits_us)
         gone = sum(await self._upkeep(await self._names(), now_us, "purge", **fields))
         edge = now * 1000 - retention.workers_us
         silent = [w.worker for w in await self.workers() if w.seen_at_us <= edge]

@@ -37,6 +37,7 @@ Ours alone; other clients work without them:
   base:o:runs            zset    runs with tasks to release or to drop; score: from when on, 0 at once
   base:o:ended           zset    runs that are over; score: when they may be forgotten
   base:o:lanes           zset    names of groups
+  base:o:rest:<gid>      string  since when a group with a limit is known to have no tasks
   base:o:events          stream  one entry per call, "<last number>-0"
 
   {omniq.store}:queues, :workers, :ids, :info   set, hash, string, hash    what belongs to no queue

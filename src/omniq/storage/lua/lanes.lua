@@ -35,8 +35,8 @@ function lanes.group(q, gid)
   local g = groups[name]
   if not g then
     local base = q.base .. 'g:' .. gid
-    local found = run('MGET', base .. ':limit', base .. ':inflight')
-    g = {q = q, gid = gid, base = base, limit = number(found[1]), inflight = math.max(number(found[2]), 0)}
+    local found = run('MGET', base .. ':limit', base .. ':inflight', q.o .. 'rest:' .. gid)
+    g = {q = q, gid = gid, base = base, limit = number(found[1]), inflight = math.max(number(found[2]), 0), rests = found[3]}
     g.ready = run('LLEN', base .. ':wait') + #(pending[base .. ':wait'] or {})
     g.open = run('ZSCORE', q.base .. 'groups:ready', gid) and true or false
     g.was_open, g.was_inflight = g.open, g.inflight
@@ -63,6 +63,8 @@ end
 
 function lanes.write(g)
   local ready = g.q.base .. 'groups:ready'
+  if g.rests then run('DEL', g.q.o .. 'rest:' .. g.gid) end
+  g.rests = nil
   if g.open and g.score then
     run('ZADD', ready, string.format('%.17g', g.score), g.gid)
     g.q.changed = true

@@ -222,7 +222,7 @@ function alone.stage(op)
       local limit = limits[(i + 4) / 5]
       if limit then
         local g = lanes.group(q, limit[2])
-        if g.limit <= 0 then lanes.set_limit(g, limit[3]) end
+        if g.limit <= 0 then lanes.set_limit(g, limit[3]) else lanes.look(g) end
       end
     end
   end

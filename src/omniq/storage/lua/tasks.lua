@@ -172,7 +172,10 @@ function store.adopt(t)
   set(t, 'created_ms', created)
   set(t, 'foreign', '1')
   run('ZADD', q.o .. 'tasks', digits(t.seq), t.id)
-  if t.gid then q.lanes[t.gid] = true end
+  if t.gid then
+    q.lanes[t.gid] = true
+    run('DEL', q.o .. 'rest:' .. t.gid)
+  end
   log.note(t, 'enqueued', '{"foreign":true,"payload_bytes":' .. #payload .. '}', 'wait')
 end
 
