@@ -70,24 +70,27 @@ def test_the_reference_model_agrees_on_new_stories() -> None:
 
 
 def test_memory_agrees_on_calls_of_several_transactions() -> None:
-    differential.agrees_with_memory(make_storage, episodes=25)
-
-
-def test_memory_agrees_when_calls_are_cut_as_on_a_store_of_many_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_small_limits(monkeypatch)
     differential.agrees_with_memory(make_storage, episodes=15)
 
 
+@pytest.mark.parametrize("budget", [2, 50_000])
+def test_memory_agrees_when_calls_are_cut_as_on_a_store_of_many_queues(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    _with_small_limits(monkeypatch, budget)
+    differential.agrees_with_memory(make_storage, episodes=8)
+
+
 @pytest.mark.slow
-def test_memory_agrees_on_new_calls_that_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_small_limits(monkeypatch)
-    differential.agrees_with_memory_on_new_episodes(make_storage, episodes_per_round=50)
+@pytest.mark.parametrize("budget", [2, 50_000])
+def test_memory_agrees_on_new_calls_that_are_cut(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    _with_small_limits(monkeypatch, budget)
+    differential.agrees_with_memory_on_new_episodes(make_storage, episodes_per_round=25)
 
 
-def _with_small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few keys are many: each call of the script carries out little, and asks the books of the queues."""
-    script, cut = re.subn(r"local (BUDGET|LOOKUPS) = [0-9]+", r"local \1 = 2", redis_client.SCRIPT)
-    assert cut == 2
+def _with_small_limits(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    """A few ids are many, and with a budget of a few keys each call of the script carries out one transaction."""
+    script, cut = re.subn(r"local LOOKUPS = [0-9]+", "local LOOKUPS = 2", redis_client.SCRIPT)
+    script, bounded = re.subn(r"local BUDGET = [0-9]+", f"local BUDGET = {budget}", script)
+    assert (cut, bounded) == (1, 1)
     monkeypatch.setattr(redis_client, "SCRIPT", script)
     monkeypatch.setattr(redis_client, "SHA", hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest())
     monkeypatch.setattr(redis_plan, "WIDE", 1)
@@ -96,5 +99,5 @@ def _with_small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_memory_agrees_on_new_calls_of_of_several_transactions() -> None:
+def test_memory_agrees_on_new_calls_of_several_transactions() -> None:
     differential.agrees_with_memory_on_new_episodes(make_storage, episodes_per_round=150)

@@ -17,12 +17,16 @@ import msgspec
 from omniq.errors import Refused
 from omniq.models import Blocker, Record, State, StoredResult, TaskError
 from omniq.operations import (
+    AbortRun,
     Ack,
     Cancel,
+    CommitRun,
     Enqueue,
     Extend,
     Fail,
     Filter,
+    Held,
+    OpenRun,
     Operation,
     Progress,
     Release,
@@ -31,6 +35,7 @@ from omniq.operations import (
     Reschedule,
     Reserve,
     Retry,
+    Stage,
 )
 from omniq.storage.base import BaseStorage, Result
 from omniq.storage.memory import MemoryLedger, MemoryStorage
@@ -44,8 +49,18 @@ S = 1_000_000
 QUEUES = ("a", "b")
 EVERY = (*QUEUES, "dead")
 GROUPS = ("g", "h")
-IDS = tuple(f"t{n}" for n in range(12))
+IDS = tuple(f"t{n}" for n in range(16))
 KEYS = ("k", "l")
+KINDS: Sequence[type[Any]] = (
+    *(Enqueue,) * 6,
+    *(Ack, Ack, Fail, Fail, Retry, Release, Extend, Progress),
+    *(Cancel, Cancel, Reschedule, Reschedule, Remove, Remove, Requeue, Requeue),
+)
+FITS: dict[type[Operation], Sequence[State]] = {
+    Cancel: (State.BLOCKED, State.SCHEDULED, State.READY, State.RUNNING),
+    Reschedule: (State.BLOCKED, State.SCHEDULED, State.READY),
+    Requeue: (State.DEAD,),
+}
 ERROR = TaskError("Boom", "it broke", "")
 
 
@@ -102,6 +117,7 @@ class Episode:
         self.other, self.memory = make_storage(self.clock), FollowingMemory(clock=self.clock)
         self.told: list[Any] = []
         self.tokens: list[str] = []
+        self.runs: list[tuple[str, str]] = []
         self.made = 0
 
     async def play(self, calls: int) -> None:
@@ -134,6 +150,8 @@ class Episode:
             self.told.append("reclaim")
             expired = [[(x.record.id, x.lost) for x in await s.expired(self.clock())] for s in (self.memory, self.other)]
             assert sorted(expired[0]) == sorted(expired[1]), f"expired {expired[1]}, not {expired[0]}"
+            moved = [await store.sweep(self.clock()) > 0 for store in (self.memory, self.other)]
+            assert moved[0] == moved[1], f"swept {moved}"
         call = [self._transaction() for _ in range(self.random.choice([1, 2, 3, 3, 4, 6]))]
         await self._call(call)
         if self.random.random() < 0.1:  # as if no answer had come
@@ -162,6 +180,8 @@ class Episode:
         self.memory.ledger.wanted = [t.id for answer in found for t in _taken(answer)]
         expected = await self.memory.apply(transactions, self.clock(), repeat=repeat)
         for transaction, mine, its in zip(transactions, expected, found, strict=True):
+            if repeat:  # what is held under a token comes back in any order
+                mine, its = _by_id(mine), _by_id(its)
             assert _answer(its) == _answer(mine), f"{_brief(transaction)} answered {_difference(_answer(its), _answer(mine))}"
 
     def _transaction(self) -> Sequence[Operation]:
@@ -170,42 +190,71 @@ class Episode:
             self.tokens.append(f"{self.made:032x}")
             queues = tuple(self.random.sample(EVERY, self.random.randint(1, 3)))
             return [Reserve(queues=queues, token=self.tokens[-1], limit=self.random.randint(1, 4))]
+        if self.random.random() < 0.1:
+            return [self._on_run()]
         count = self.random.choice([1, 1, 1, 2, 3])
         if self.random.random() < 0.5:  # those of one shape travel together
             queue = self.random.choice(QUEUES)
             return [self._plain(id, queue) for id in self.random.sample(IDS, count)]
-        return [self._operation(id) for id in self.random.sample(IDS, count)]
+        made = [self._operation(id) for id in self.random.sample(IDS, count)]
+        return list({op.id: op for op in made}.values())  # type: ignore[attr-defined]
+
+    def _on_run(self) -> Operation:
+        pick = self.random.random()
+        if pick < 0.25 or not self.runs:
+            self.runs.append((self.random.choice(QUEUES), f"r{len(self.runs)}"))
+        queue, run_id = self.random.choice(self.runs[-2:])
+        run: dict[str, Any] = {"queue": queue, "run_id": run_id}
+        if pick < 0.3:
+            return OpenRun(**run, ttl_us=self.random.choice([5 * S, 3600 * S]))
+        if pick > 0.75:
+            return self.random.choice([CommitRun, CommitRun, AbortRun])(**run)
+        staged = [self._special(id, {}) for id in self.random.sample(IDS, self.random.randint(1, 4))]
+        fixed: dict[str, Any] = {"queue": queue, "blocked_by": ()}
+        return Stage(**run, tasks=tuple(msgspec.structs.replace(op, **fixed) for op in staged), strict=pick < 0.35)
 
     def _plain(self, id: str, queue: str) -> Enqueue:
         conflict: Any = self.random.choice(["error", "return", "replace_finished", "replace_finished"])
         return Enqueue(id=id, name="job", queue=queue, on_conflict=conflict, fingerprint=self.random.choice("xxy"))
 
     def _operation(self, id: str) -> Operation:
-        task = self.memory.ledger.tasks.get(id)
-        queue = task.queue if task is not None and self.random.random() < 0.9 else self.random.choice(EVERY)
-        token = (task.token if task is not None else None) or (self.tokens[-1] if self.tokens else "0" * 32)
         times: list[dict[str, int]] = [{}, {"delay_us": S}, {"delay_us": 5 * S}, {"eta_us": self.clock() + 5 * S}]
         time = self.random.choice(times)
-        held: dict[str, Any] = {"id": id, "queue": queue, "token": token, "late": True}
-        pick = self.random.random()
-        if pick < 0.4:
+        kind = self.random.choice(KINDS)
+        if kind is Enqueue:
             return self._special(id, time)
-        if pick < 0.5:
-            return Ack(**held, result=self.random.choice([None, b"1"]))
-        if pick < 0.55:
-            return Fail(**held, error=ERROR)
-        if pick < 0.6:
-            return Retry(**held, error=ERROR, delay_us=self.random.choice([None, 0, S]))
-        if pick < 0.65:
-            return self.random.choice([Release(**held), Extend(**held, lease_us=5 * S), Progress(**held, data=b"1")])
+        fits = FITS.get(kind, (State.RUNNING,) if issubclass(kind, Held) else tuple(State))
+        there = [t.id for t in self.memory.ledger.tasks.values() if t.state in fits]
+        if there and self.random.random() < 0.8:
+            id = self.random.choice(there)
+        task = self.memory.ledger.tasks.get(id)
+        queue = task.queue if task is not None and self.random.random() < 0.95 else self.random.choice(EVERY)
         on: dict[str, Any] = {"id": id, "queue": queue}
-        if pick < 0.77:
-            return Cancel(**on)
-        if pick < 0.85:
+        if issubclass(kind, Held):
+            return self._held(kind, on, task)
+        if kind is Reschedule:
             return Reschedule(**on, **time)
-        if pick < 0.93:
-            return Remove(**on)
-        return Requeue(**on, **time, reset_attempts=self.random.random() < 0.5)
+        if kind is Requeue:
+            return Requeue(**on, **(time or {"delay_us": 5 * S}), reset_attempts=self.random.random() < 0.5)
+        return kind(**on)
+
+    def _held(self, kind: type[Any], on: dict[str, Any], task: Record | None) -> Operation:
+        token = (task.token if task is not None else None) or (self.tokens[-1] if self.tokens else "0" * 32)
+        given: dict[str, Any] = {**on, "token": token, "late": True}
+        if kind is Ack or kind is Fail:
+            repeats = task is not None and task.interval_us and self.random.random() < 0.5
+            given["again_us"] = self.clock() + 5 * S if repeats else None
+        if kind is Ack:
+            given["result"] = self.random.choice([None, b"1"])
+        if kind is Fail or kind is Retry:
+            given["error"] = ERROR
+        if kind is Retry:
+            given["delay_us"] = self.random.choice([None, 0, S])
+        if kind is Extend:
+            given["lease_us"] = 5 * S
+        if kind is Progress:
+            given["data"] = b"1"
+        return kind(**given)
 
     def _special(self, id: str, time: dict[str, int]) -> Enqueue:
         given: dict[str, Any] = dict(time)
@@ -217,6 +266,8 @@ class Episode:
             given["idempotency_key"] = self.random.choice(KEYS)
         if self.random.random() < 0.1:
             given["result_ttl_us"] = 0
+        if self.random.random() < 0.1:
+            given["interval_us"] = 5 * S
         if self.random.random() < 0.3:
             others = self.random.sample([i for i in IDS if i != id], self.random.randint(1, 2))
             given["blocked_by"] = tuple(Blocker(i, self.random.choice(QUEUES)) for i in others)
@@ -269,11 +320,17 @@ def _taken(answer: Result) -> list[Record]:
     return [] if isinstance(answer, Refused) else [t for outcome in answer for t in getattr(outcome, "tasks", ())]
 
 
+def _by_id(answer: Result) -> Result:
+    if not _taken(answer):
+        return answer
+    return [msgspec.structs.replace(answer[0], tasks=sorted(_taken(answer), key=lambda t: t.id))]  # type: ignore[index, type-var]
+
+
 def _answer(answer: Result) -> Any:
     if isinstance(answer, Refused):
         return type(answer)
     if _taken(answer):
-        return {"paused and next": msgspec.structs.replace(answer[0], tasks=[]), **{t.id: _shown(t) for t in _taken(answer)}}
+        return [msgspec.structs.replace(answer[0], tasks=[]), *map(_shown, _taken(answer))]
     return answer
 
 
@@ -297,14 +354,12 @@ def _used(counts: Any) -> bool:
 def _brief(what: Any) -> str:
     if isinstance(what, Operation):
         given = {f.name: getattr(what, f.name) for f in msgspec.structs.fields(what) if getattr(what, f.name) != f.default}
-        return f"{type(what).__name__}({', '.join(f'{k}={v!r}' for k, v in given.items() if (k, v) != ('name', 'job'))})"
+        return f"{type(what).__name__}({', '.join(f'{k}={_brief(v)}' for k, v in given.items() if (k, v) != ('name', 'job'))})"
     return f"[{', '.join(map(_brief, what))}]" if isinstance(what, list | tuple) else repr(what)
 
 
 def _difference(its: Any, mine: Any) -> str:
     if isinstance(its, dict) and isinstance(mine, dict):
-        if list(its) != list(mine):
-            return f"{list(its)}, not {list(mine)}"
         keys = [k for k in {**mine, **its} if its.get(k) != mine.get(k)]
         return "\n".join(f"{k}: {_difference(its.get(k), mine.get(k))}" for k in keys)
     if isinstance(its, list) and isinstance(mine, list):
