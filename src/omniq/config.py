@@ -40,6 +40,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     events_max_age: float = 7 * DAY_S
     events_max_count: int = 1_000_000
     dead_letter_ttl: float = 30 * DAY_S
+    group_limit_ttl: float = 30 * DAY_S
     idempotency_ttl: float = DAY_S
     unknown_function_s: float = 3600.0
     log_level: LogLevel | None = None
@@ -49,7 +50,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         _one_of("serializer", self.serializer, get_args(SerializerName))
         if self.log_level is not None:
             _one_of("log_level", self.log_level, get_args(LogLevel))
-        for name in ("lease", "backoff_base", "events_max_age", "dead_letter_ttl", "idempotency_ttl"):
+        for name in ("lease", "backoff_base", "events_max_age", "dead_letter_ttl", "group_limit_ttl", "idempotency_ttl"):
             _at_least(name, getattr(self, name), 0, strict=True)
         for name in ("default_max_retries", "result_ttl_seconds", "grace", "events_max_count", "unknown_function_s"):
             _at_least(name, getattr(self, name), 0)
@@ -102,6 +103,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             dead_us=round(self.dead_letter_ttl * 1e6),
             events_us=round(self.events_max_age * 1e6),
             events_max=self.events_max_count,
+            limits_us=round(self.group_limit_ttl * 1e6),
         )
 
 

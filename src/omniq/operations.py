@@ -484,12 +484,13 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long `purge` keeps things; results go by the ttl that each task carries."""
+    """How long `purge` keeps things; results go by the ttl that each task carries. `limits_us`: of groups without a task."""
 
     dead_us: int | None = 30 * 86_400_000_000
     events_us: int | None = 7 * 86_400_000_000
     events_max: int | None = 1_000_000
     workers_us: int = 3_600_000_000
+    limits_us: int | None = 30 * 86_400_000_000
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,14 +1,17 @@
 """The Redis driver on a real server against the whole contract and against the reference model."""
 
+import hashlib
 import itertools
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import reference
+from support import differential, reference
 from support.redis_server import Server, bundled, running
 
+from omniq.storage import redis, redis_client, redis_plan
 from omniq.storage.redis import RedisStorage
 from omniq.testing import FakeClock, conformance
 
@@ -64,3 +67,37 @@ def test_the_reference_model_agrees() -> None:
 @pytest.mark.slow
 def test_the_reference_model_agrees_on_new_stories() -> None:
     reference.agrees_on_new_stories(make_storage, stories_per_round=40)
+
+
+def test_memory_agrees_on_calls_of_several_transactions() -> None:
+    differential.agrees_with_memory(make_storage, episodes=15)
+
+
+@pytest.mark.parametrize("budget", [2, 50_000])
+def test_memory_agrees_when_calls_are_cut_as_on_a_store_of_many_queues(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    _with_small_limits(monkeypatch, budget)
+    differential.agrees_with_memory(make_storage, episodes=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [2, 50_000])
+def test_memory_agrees_on_new_calls_that_are_cut(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    _with_small_limits(monkeypatch, budget)
+    differential.agrees_with_memory_on_new_episodes(make_storage, episodes_per_round=25)
+
+
+def _with_small_limits(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    """A few ids are many, and with a budget of a few keys each call of the script carries out one transaction."""
+    script, cut = re.subn(r"local LOOKUPS = [0-9]+", "local LOOKUPS = 2", redis_client.SCRIPT)
+    script, bounded = re.subn(r"local BUDGET = [0-9]+", f"local BUDGET = {budget}", script)
+    assert (cut, bounded) == (1, 1)
+    monkeypatch.setattr(redis_client, "SCRIPT", script)
+    monkeypatch.setattr(redis_client, "SHA", hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest())
+    monkeypatch.setattr(redis_plan, "WIDE", 1)
+    monkeypatch.setattr(redis, "WIDE", 1)
+    monkeypatch.setattr(redis, "TOGETHER", 1)
+
+
+@pytest.mark.slow
+def test_memory_agrees_on_new_calls_of_several_transactions() -> None:
+    differential.agrees_with_memory_on_new_episodes(make_storage, episodes_per_round=150)

@@ -85,7 +85,8 @@ async def _purge_events(storage: BaseStorage, age: timedelta) -> int:
     """Events have one clock for all queues; nothing else is touched but what is past its own time anyway."""
     from omniq.operations import Retention
 
-    keep = Retention(dead_us=None, events_us=round(age.total_seconds() * 1e6), events_max=None, workers_us=FOREVER_US)
+    age_us = round(age.total_seconds() * 1e6)
+    keep = Retention(dead_us=None, events_us=age_us, events_max=None, workers_us=FOREVER_US, limits_us=None)
     gone = 0
     while True:
         before = await _stored_events(storage)

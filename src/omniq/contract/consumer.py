@@ -68,7 +68,7 @@ class Consumer:
         if not 0 < poll_interval < 86_400:
             raise Invalid(f"poll_interval must be more than 0 seconds, not {poll_interval!r}")
         failed_ttl = None if failed_ttl_ms is None else whole(failed_ttl_ms, "failed_ttl_ms", 1) * 1000
-        self._retention = Retention(dead_us=failed_ttl)  # other clients keep failed jobs for ever
+        self._retention = Retention(dead_us=failed_ttl, limits_us=None)  # other clients keep failed jobs and limits for ever
         self._storage, self._queue, self._handlers = storage, queue, handlers
         self._concurrency, self._poll_s = concurrency, poll_interval
         self._worker = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"

@@ -445,6 +445,8 @@ def _reconcile(index: Index, segments: list[Segment]) -> None:
         lane = lanes.setdefault((old.queue, old.group), Lane(old.queue, old.group))
         lane.limit, lane.turn = old.limit, old.turn
     for lane in lanes.values():
+        if lane.members:
+            lane.wake()
         if lane.open and not lane.turn:
             counters.turn += 1
             lane.turn = counters.turn

@@ -13,7 +13,7 @@ from omniq.storage.file_index import Entry
 from omniq.storage.file_lines import EVENTS
 from omniq.storage.file_opening import CORRUPT, mend
 from omniq.storage.file_writer import Section
-from omniq.storage.ledger import Lane
+from omniq.storage.ledger import Lane, resting
 from omniq.storage.runs import keep_until
 
 
@@ -82,10 +82,13 @@ def purge_store(section: Section, retention: Retention, now_us: int, limit: int)
     for run in [run for run in index.runs.values() if run.settled and keep_until(run) <= now_us][:limit]:
         ledger.delete_run(run)
         gone += 1
-    idle = [lane for lanes in index.lanes.values() for lane in lanes.values() if lane.members == 0 and lane.limit == 0]
-    for lane in idle[:limit]:
+    lanes = (lane for known in index.lanes.values() for lane in known.values())
+    news, over = resting(lanes, retention.limits_us, now_us, limit)
+    for lane in news:
+        ledger.save_lane(lane)
+    for lane in over:
         ledger.delete_lane(lane)
-    return gone + len(idle[:limit])
+    return gone + len(over)
 
 
 def purge_results(section: Section, older_than_us: int) -> int:

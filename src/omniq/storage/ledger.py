@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -22,7 +22,11 @@ class QueueRow(msgspec.Struct):
 
 
 class Lane(msgspec.Struct):
-    """A group of a queue. `turn` is its place among open lanes; `members` counts its tasks that have not ended."""
+    """A group of a queue. `members` counts its tasks that have not ended.
+
+    `turn` is its place among open lanes. While it has no members but a limit, `turn` may be the moment since which that is
+    known, as a negative number.
+    """
 
     queue: str
     group: str
@@ -35,6 +39,26 @@ class Lane(msgspec.Struct):
     @property
     def open(self) -> bool:
         return self.ready > 0 and self.inflight < (self.limit or 1)
+
+    def wake(self) -> None:
+        """It is used again: from its next rest on it keeps its limit as long as others do."""
+        self.turn = max(self.turn, 0)
+
+
+def resting(lanes: Iterable[Lane], limits_us: int | None, now_us: int, limit: int) -> tuple[list[Lane], list[Lane]]:
+    """Of the lanes without members: those of which it is known only now, marked, and those whose limit is over or absent."""
+    news: list[Lane] = []
+    over: list[Lane] = []
+    for lane in lanes:
+        if lane.members:
+            continue
+        if lane.limit == 0 or (limits_us is not None and lane.turn < 0 and -lane.turn <= now_us - limits_us):
+            over.append(lane)
+        elif lane.turn >= 0:
+            news.append(msgspec.structs.replace(lane, turn=-now_us))
+        if len(news) + len(over) >= limit:
+            break
+    return news, over
 
 
 class Key(msgspec.Struct):

@@ -651,6 +651,7 @@ class Machine:
         lane = self.ledger.lane(queue, group)
         was_open = lane.open
         lane.limit = limit
+        lane.wake()
         if lane.open and not was_open:
             lane.turn = self.ledger.next_turn()
             self.ready_queues.add(queue)
@@ -668,6 +669,7 @@ class Machine:
         was_open = lane.open
         if limit > 0 and lane.limit <= 0:
             lane.limit = limit
+        lane.wake()
         lane.members += 1
         lane.ready += task.state is State.READY
         if lane.open and not was_open:
@@ -677,6 +679,7 @@ class Machine:
     def _count_lane(self, task: Record, was: State, now: State | None) -> None:
         lane = self.ledger.lane(task.queue, cast(str, task.group))
         was_open = lane.open
+        lane.wake()  # a dead letter that is requeued joins here
         lane.ready += (now is State.READY) - (was is State.READY)
         lane.inflight = max(lane.inflight + (now is State.RUNNING) - (was is State.RUNNING), 0)
         lane.members += (now is not None and not now.final) - (not was.final)

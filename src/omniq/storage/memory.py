@@ -44,7 +44,7 @@ from omniq.operations import (
 )
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.cursors import decode_cursor, encode_cursor, few
-from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run
+from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run, resting
 from omniq.storage.machine import Machine
 from omniq.storage.restoring import restore_events, restore_tasks
 from omniq.storage.runs import keep_until
@@ -246,6 +246,10 @@ class MemoryLedger:
         self.lanes[lane.queue][lane.group] = lane
         if lane.open:
             heapq.heappush(self._open[lane.queue], (lane.turn, lane.group))
+
+    def delete_lane(self, lane: Lane) -> None:
+        del self.lanes[lane.queue][lane.group]
+        self._ready.pop((lane.queue, lane.group), None)
 
     def open_lane(self, queue: str) -> Lane | None:
         heap = self._open[queue]
@@ -527,7 +531,17 @@ class MemoryStorage(BaseStorage):
             for key in [k for k, fan_in in ledger.fan_ins.items() if fan_in.expires_us <= now]:
                 ledger.delete_fan_in(key)
                 gone += 1
-            return gone
+            return gone + self._purge_lanes(ledger, retention, now, limit)
+
+    @staticmethod
+    def _purge_lanes(ledger: MemoryLedger, retention: Retention, now: int, limit: int) -> int:
+        lanes = (lane for known in ledger.lanes.values() for lane in known.values())
+        news, over = resting(lanes, retention.limits_us, now, limit)
+        for lane in news:
+            ledger.save_lane(lane)
+        for lane in over:
+            ledger.delete_lane(lane)
+        return len(over)
 
     @staticmethod
     def _purge_ended(ledger: MemoryLedger, ids: Iterable[str]) -> int:

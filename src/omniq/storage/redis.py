@@ -8,13 +8,14 @@ commands, in pipelines.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew, StoreUnavailable
+from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, OutcomeUnknown, StoreTooNew, StoreUnavailable
 from omniq.models import (
     MAX_AT_ONCE,
     Record,
@@ -53,7 +54,7 @@ from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.liveness import WorkerLocks, host_locks
 from omniq.storage.redis_batches import Batches
 from omniq.storage.redis_find import find_tasks, task_page, task_shards
-from omniq.storage.redis_plan import STORE, Plan, spans_slots
+from omniq.storage.redis_plan import STORE, WIDE, Plan, spans_slots
 from omniq.storage.redis_publish import publish_answer, publish_call
 from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
 from omniq.storage.redis_staging import RUN_FIELDS, run_of, staged_record
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from omniq.storage.redis_client import Client
 
 FORMAT = 1
+TOGETHER = 50  # queues that one call of the script looks after: the server serves nobody else meanwhile
 POLL_S = 0.5  # other clients ring no bell: how long a wait for work lasts at most
 
 QUEUES, WORKERS, IDS, INFO = (f"{{{STORE}}}:{name}" for name in ("queues", "workers", "ids", "info"))
@@ -174,8 +176,8 @@ class RedisStorage(BaseStorage):
         now = None if now_us is None else wire.ms_down(now_us)
         answers: list[Result] = []
         for part in _parts(transactions):
-            if self._target.cluster:
-                answers += await self._apply_by_slot(part, now, repeat)
+            if self._target.cluster or _is_wide(part):
+                answers += await self._apply_in_steps(part, now, repeat)
                 continue
             packed = wire.Packed(part)
             if part and isinstance(part[0][0], OnRun):
@@ -184,8 +186,12 @@ class RedisStorage(BaseStorage):
                 answers += packed.read(await self._batches.send(self._key(part), packed.entries, now, repeat))
         return answers
 
-    async def _apply_by_slot(self, transactions: Sequence[Transaction], now: int | None, repeat: bool) -> list[Result]:
-        plan = Plan(transactions, self._slot_of, repeat)
+    def _plan(self, transactions: Sequence[Transaction], repeat: bool) -> Plan:
+        """What one server holds is in one slot, as it were."""
+        return Plan(transactions, self._slot_of if self._target.cluster else lambda _: 0, repeat)
+
+    async def _apply_in_steps(self, transactions: Sequence[Transaction], now: int | None, repeat: bool) -> list[Result]:
+        plan = self._plan(transactions, repeat)
         for key, part in plan.steps():
             try:
                 answers = await self._script(key, part.entries, now, repeat)
@@ -208,18 +214,18 @@ class RedisStorage(BaseStorage):
             if call is not None:
                 reply = self._client.script_blocking(self._key(transactions), *call)
                 return [publish_answer(transactions[0], self._heard(reply))]
-        if not self._target.cluster:
+        if not self._target.cluster and not _is_wide(transactions):
             return self._apply_flying(transactions, now, repeat)
         answers: list[Result] = []
         for part in _parts(transactions):
-            plan = Plan(part, self._slot_of, repeat)
+            plan = self._plan(part, repeat)
             for key, step in plan.steps():
                 try:
-                    reply = self._client.script_blocking(key, self._call(step.entries, now, repeat))
+                    found = self._script_blocking(key, step.entries, now, repeat)
                 except StoreUnavailable as exc:
                     step.miss(exc)
                 else:
-                    step.take(self._heard(reply))
+                    step.take(found)
             answers += plan.answers
         return answers
 
@@ -233,8 +239,14 @@ class RedisStorage(BaseStorage):
                 flying.append(wire.Packed(part))
                 yield self._call(flying[-1].entries, now, repeat)
 
-        for reply in self._client.scripts_blocking(self._key(transactions), calls()):
-            answers += flying.popleft().read(self._heard(reply))
+        key = self._key(transactions)
+        for reply in self._client.scripts_blocking(key, calls()):
+            packed, found = flying.popleft(), self._heard(reply)
+            rest = wire.rest_of(packed.entries, found)  # only where one call carries all: no other is on its way then
+            if rest:
+                with _begun():
+                    found = wire.joined(packed.entries, found, self._script_blocking(key, rest, now, repeat))
+            answers += packed.read(found)
         return answers
 
     @staticmethod
@@ -257,7 +269,24 @@ class RedisStorage(BaseStorage):
         return wire.encode_call(call)
 
     async def _script(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
-        return self._heard(await self._client.script(key, self._call(transactions, now, repeat)))
+        """One answer per entry, by as many calls of the script as that takes: mostly one."""
+        answers = self._heard(await self._client.script(key, self._call(transactions, now, repeat)))
+        rest = wire.rest_of(transactions, answers)
+        while rest:
+            with _begun():
+                more = self._heard(await self._client.script(key, self._call(rest, now, repeat)))
+            answers, rest = wire.joined(transactions, answers, more), wire.rest_of(rest, more)
+        return answers
+
+    def _script_blocking(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
+        """`_script` from any thread."""
+        answers = self._heard(self._client.script_blocking(key, self._call(transactions, now, repeat)))
+        rest = wire.rest_of(transactions, answers)
+        while rest:
+            with _begun():
+                more = self._heard(self._client.script_blocking(key, self._call(rest, now, repeat)))
+            answers, rest = wire.joined(transactions, answers, more), wire.rest_of(rest, more)
+        return answers
 
     def _heard(self, reply: list[Any]) -> list[Any]:
         """The answers of a call; who waits in this process is told."""
@@ -286,12 +315,13 @@ class RedisStorage(BaseStorage):
         calls = [[{"kind": kind, "queue": q, **fields}] for q in queues]
         if not calls:
             return []
+        replies: list[Any] = []
         if self._target.cluster:
-            replies: list[Any] = []
             for call in calls:
                 replies += await self._script(f"{{{call[0]['queue']}}}:meta", [call], now, False)
         else:
-            replies = await self._script(f"{{{STORE}}}:meta", calls, now, False)
+            for start in range(0, len(calls), TOGETHER):
+                replies += await self._script(f"{{{STORE}}}:meta", calls[start : start + TOGETHER], now, False)
         return [answer[0] for answer in replies]
 
     async def allocate_ids(self, n: int) -> int:
@@ -391,6 +421,8 @@ class RedisStorage(BaseStorage):
             fields["events_before"] = now - wire.ms_up(retention.events_us)
         if retention.events_max is not None:
             fields["events_max"] = retention.events_max
+        if retention.limits_us is not None:
+            fields["limits_before"] = now - wire.ms_up(retention.limits_us)
         gone = sum(await self._upkeep(await self._names(), now_us, "purge", **fields))
         edge = now * 1000 - retention.workers_us
         silent = [w.worker for w in await self.workers() if w.seen_at_us <= edge]
@@ -646,6 +678,22 @@ class RedisStorage(BaseStorage):
         await self._opened()
         await self._list([queue])
         await self._upkeep([queue], None, "limit", group=group, limit=limit)
+
+
+@contextlib.contextmanager
+def _begun() -> Generator[None]:
+    """That nothing happened is not true any more."""
+    try:
+        yield
+    except StoreUnavailable as exc:
+        raise OutcomeUnknown(
+            f"a part of this call was carried out, and then {exc}; send the same call with repeat=True"
+        ) from exc
+
+
+def _is_wide(transactions: Sequence[Transaction]) -> bool:
+    """Whether a `Reserve` asks more queues than one call of the script should."""
+    return any(isinstance(t[0], Reserve) and len(t[0].queues) > WIDE for t in transactions if t)
 
 
 def _parts(transactions: Sequence[Transaction]) -> list[Sequence[Transaction]]:

@@ -49,15 +49,17 @@ from omniq.storage.url import mask
 
 CONNECT_S = 5.0
 ANSWER_S = 15.0
+AT_ONCE = 5000  # commands of one pipeline: the event loop does nothing else while they are packed
 AHEAD = 4  # calls that are sent before the answer to the first of them is read
 
-_ALWAYS = ("lanes", "reserve", "runs")
+_ALWAYS = ("lanes", "books", "reserve", "runs")
 _ON_DEMAND = {
     "operations": ("ending", "operations"),
     "upkeep": ("upkeep",),
     "restore": ("restore",),
     "fan_in": ("fan_in",),
     "staging": ("staging",),
+    "many": ("many",),
 }
 _LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.TimeoutError)
 _FAILED = (RedisError, RedisClusterException)
@@ -395,14 +397,18 @@ class Client:
     # -- reading -----------------------------------------------------------------------------------
 
     async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        """Several commands in one round trip (one per node on a cluster). Nothing here may change what must change once."""
-        if not commands:
-            return []
-        async with self._looking() as client:
-            pipe = client.pipeline(transaction=False)
-            for command in commands:
-                pipe.execute_command(*command)
-            return await pipe.execute()
+        """Several commands in one round trip (one per node on a cluster), or a few if they are very many.
+
+        Nothing here may change what must change once.
+        """
+        found: list[Any] = []
+        for start in range(0, len(commands), AT_ONCE):
+            async with self._looking() as client:
+                pipe = client.pipeline(transaction=False)
+                for command in commands[start : start + AT_ONCE]:
+                    pipe.execute_command(*command)
+                found += await pipe.execute()
+        return found
 
     async def command(self, *command: Any) -> Any:
         async with self._looking() as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -52,13 +53,15 @@ def decode_place(cursor: str | None) -> Place | None:
 
 
 class _Merge:
-    """The ids of several queues as one sequence, read in chunks."""
+    """The ids of several queues as one sequence, read in chunks that grow: of most queues a page shows few tasks."""
 
     def __init__(self, client: Client, queues: Sequence[str], after: Place | None, newest_first: bool) -> None:
         self._client, self._newest_first = client, newest_first
         self._buffers: dict[str, deque[tuple[int, str]]] = {q: deque() for q in queues}
-        self._open = set(queues)
         self._bounds = {q: self._first_bound(q, after) for q in queues}
+        self._sizes = dict.fromkeys(queues, max(CHUNK // max(len(queues), 1), 4))
+        self._dry = set(queues)  # whose next ids have to be read first
+        self._heads: list[Place] = []  # of the others, in order
 
     def _first_bound(self, queue: str, after: Place | None) -> str:
         if after is None:
@@ -68,36 +71,44 @@ class _Merge:
         return f"{seq}" if inclusive else f"({seq}"
 
     async def _refill(self) -> None:
-        empty = [q for q in sorted(self._open) if not self._buffers[q]]
+        empty = sorted(self._dry)
         commands: list[Command] = []
         for queue in empty:
-            key, bound = f"{{{queue}}}:o:tasks", self._bounds[queue]
+            key, bound, size = f"{{{queue}}}:o:tasks", self._bounds[queue], self._sizes[queue]
             if self._newest_first:
-                commands.append(("ZREVRANGEBYSCORE", key, bound, "-inf", "WITHSCORES", "LIMIT", 0, CHUNK))
+                commands.append(("ZREVRANGEBYSCORE", key, bound, "-inf", "WITHSCORES", "LIMIT", 0, size))
             else:
-                commands.append(("ZRANGEBYSCORE", key, bound, "+inf", "WITHSCORES", "LIMIT", 0, CHUNK))
+                commands.append(("ZRANGEBYSCORE", key, bound, "+inf", "WITHSCORES", "LIMIT", 0, size))
         for queue, found in zip(empty, await self._client.pipeline(commands), strict=True):
             pairs = [(int(float(score)), id.decode("utf-8", "replace")) for id, score in _pairs(found)]
-            self._buffers[queue].extend(pairs)
-            if len(pairs) < CHUNK:
-                self._open.discard(queue)
             if pairs:
+                self._buffers[queue].extend(pairs)
+                self._heads.append((pairs[0][0], queue))
                 self._bounds[queue] = f"({pairs[-1][0]}"
+            if len(pairs) < self._sizes[queue]:
+                del self._bounds[queue]  # there are no more
+            self._sizes[queue] = min(4 * self._sizes[queue], CHUNK)
+        self._heads.sort()
+        self._dry.clear()
 
     async def take(self, limit: int) -> list[tuple[Place, str]]:
         """The next ids, at most `limit` of them; none at the end."""
         taken: list[tuple[Place, str]] = []
         while len(taken) < limit:
-            if any(not self._buffers[q] for q in self._open):
+            if self._dry:
                 if taken:
                     break
                 await self._refill()
-                continue
-            heads = [(buffer[0][0], q) for q, buffer in self._buffers.items() if buffer]
-            if not heads:
+            if not self._heads:
                 break
-            place = max(heads) if self._newest_first else min(heads)
-            taken.append((place, self._buffers[place[1]].popleft()[1]))
+            place = self._heads.pop(-1 if self._newest_first else 0)
+            queue = place[1]
+            buffer = self._buffers[queue]
+            taken.append((place, buffer.popleft()[1]))
+            if buffer:
+                insort(self._heads, (buffer[0][0], queue))
+            elif queue in self._bounds:
+                self._dry.add(queue)
         return taken
 
 

@@ -1,4 +1,6 @@
-"""How a call is split on a cluster: one call of the script per slot, and what would span slots is refused."""
+"""How a call is split: on a cluster one call of the script per slot, and what would span slots is refused; a `Reserve` of very
+many queues, on any server, into slices, between which others are served.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from omniq.operations import Beat, CountFanIn, Enqueue, OnRun, OnTask, OpenFanIn
 from omniq.storage import redis_wire as wire
 from omniq.storage.checks import Transaction
 
+WIDE = 250  # queues that one call of the script asks for tasks
 STORE = "omniq.store"  # the name, refused to queues, of what belongs to no queue
 
 
@@ -41,7 +44,7 @@ class Share(Part):
 
 
 class Plan:
-    """A call on a cluster: transactions by slot, in order within each. A `Reserve` over several slots asks them in turn."""
+    """A call in steps: transactions by slot, in order within each. A `Reserve` over several slots, or wide, asks in turn."""
 
     def __init__(self, transactions: Sequence[Transaction], slot_of: Callable[[str], int], repeat: bool = False) -> None:
         self._transactions, self._slot_of, self._repeat = transactions, slot_of, repeat
@@ -59,7 +62,8 @@ class Plan:
         for n, transaction in enumerate(self._transactions):
             queues = list(dict.fromkeys(_queues_of(transaction)))
             slots = {self._slot_of(q) for q in queues}
-            if len(slots) <= 1:
+            wide = isinstance(transaction[0], Reserve) and len(queues) > WIDE
+            if len(slots) <= 1 and not wide:
                 key = f"{{{queues[0]}}}:meta" if queues else f"{{{STORE}}}:meta"
                 open_parts.setdefault(next(iter(slots), -1), (key, []))[1].append(n)
             elif isinstance(transaction[0], Reserve):
@@ -84,17 +88,21 @@ class Plan:
         parts.clear()
 
     def _reserve(self, n: int, op: Reserve) -> Iterable[tuple[str, Part]]:
+        slices = self._slices(op.queues)
+        if self._repeat:  # what the first call may have leased is found before anything else is
+            held: list[Reserved] = []
+            for queues in slices:
+                yield self._ask(op, queues, 0, held, Part)
+            tasks = [task for found in held for task in found.tasks]
+            if tasks:
+                self.answers[n] = [Reserved(tasks=tasks)]
+                return
         whole, away = Reserved(tasks=[]), list[StoreUnavailable]()
-        kind = Part if self._repeat else Share  # a repeat has to find what the first call may have leased
-        for queue in op.queues:
-            left = op.limit - len(whole.tasks)  # with nothing left a queue still tells of its pause and its next moment
+        for queues in slices:
             got: list[Reserved] = []
-
-            def take(answers: list[Any], got: list[Reserved] = got) -> None:
-                got += answers[0]
-
-            part = kind(self, [(msgspec.structs.replace(op, queues=(queue,), limit=left),)], take)
-            yield f"{{{queue}}}:meta", part
+            # with nothing left a queue still tells of its pause and its next moment
+            key, part = self._ask(op, queues, op.limit - len(whole.tasks), got, Share)
+            yield key, part
             if isinstance(part, Share) and part.away is not None:
                 away.append(part.away)
                 continue
@@ -104,9 +112,25 @@ class Plan:
                 paused=whole.paused + got[0].paused,
                 next_at_us=min(moments, default=None),
             )
-        if len(away) == len(op.queues):
+        if len(away) == len(slices):
             self.fail(away[0])
         self.answers[n] = [whole]
+
+    def _slices(self, queues: Sequence[str]) -> list[tuple[str, ...]]:
+        """Neighbours of one slot together, but not too many."""
+        slices: list[tuple[str, ...]] = []
+        for queue in queues:
+            if slices and len(slices[-1]) < WIDE and self._slot_of(slices[-1][0]) == self._slot_of(queue):
+                slices[-1] += (queue,)
+            else:
+                slices.append((queue,))
+        return slices
+
+    def _ask(self, op: Reserve, queues: tuple[str, ...], limit: int, got: list[Reserved], kind: type[Part]) -> tuple[str, Part]:
+        def take(answers: list[Any]) -> None:
+            got.extend(answers[0])
+
+        return f"{{{queues[0]}}}:meta", kind(self, [(msgspec.structs.replace(op, queues=queues, limit=limit),)], take)
 
 
 def spans_slots(transaction: Transaction, slot_of: Callable[[str], int]) -> bool:

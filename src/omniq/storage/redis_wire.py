@@ -132,6 +132,24 @@ class Packed:
         return results
 
 
+def rest_of(entries: Sequence[Entry], answers: Sequence[Any]) -> list[Entry]:
+    """What the script left to another call: a call over very many queues answers only as much as its budget allows."""
+    if not answers:
+        return list(entries)
+    left = list(entries[len(answers) :])
+    last = entries[len(answers) - 1][0]
+    if last["kind"] == "enqueues" and not last["together"] and 3 * len(answers[-1]) < len(last["rows"]):
+        left.insert(0, [last | {"rows": last["rows"][3 * len(answers[-1]) :]}])
+    return left
+
+
+def joined(entries: Sequence[Entry], answers: list[Any], more: Sequence[Any]) -> list[Any]:
+    """Answers, and those that another call gave to the rest."""
+    if len(answers) + len(more) > len(entries):  # the last of them was carried out in part
+        return [*answers[:-1], answers[-1] + more[0], *more[1:]]
+    return [*answers, *more]
+
+
 def _shape(transaction: Sequence[Operation]) -> tuple[Any, ...] | None:
     """What transactions of a run have in common; None for one that travels alone. First: whether it fills a run by itself."""
     first = transaction[0]

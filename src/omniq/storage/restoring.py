@@ -74,6 +74,7 @@ def _join_queue(ledger: Ledger, task: Record) -> None:
         return
     lane = ledger.lane(task.queue, task.group)
     was_open = lane.open
+    lane.wake()
     lane.members += not task.state.final
     lane.ready += task.state is State.READY
     if lane.open and not was_open:

@@ -109,7 +109,8 @@ def _insert(ledger: Ledger, run: Run, op: Enqueue, now_us: int) -> None:
         lane = ledger.lane(op.queue, op.group)
         if lane.limit <= 0:
             lane.limit = op.group_limit
-            ledger.save_lane(lane)
+        lane.wake()
+        ledger.save_lane(lane)
     if ledger.stage_plain(op, run, now_us):
         return
     ledger.insert(

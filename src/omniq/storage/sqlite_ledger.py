@@ -370,6 +370,10 @@ class SQLiteLedger:
     def save_lane(self, lane: Lane) -> None:
         self._dirty_lanes[lane.queue, lane.group] = lane
 
+    def forget_lanes(self) -> None:
+        self._flush_lanes()
+        self._lanes.clear()
+
     def open_lane(self, queue: str) -> Lane | None:
         self._flush_lanes()
         found = self._db.execute(sqlite_rows.OPEN_LANE, (queue,)).fetchone()

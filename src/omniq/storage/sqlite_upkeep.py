@@ -33,8 +33,7 @@ def purge_store(section: Section, retention: Retention, now_us: int, limit: int)
         (SELECT rowid FROM runs WHERE settled = 1 AND ended_at + max(key_ttl, ?) <= ? LIMIT ?)""",
         (KEY_TTL_US, now_us, limit),
     ).rowcount
-    idle = 'DELETE FROM lanes WHERE rowid IN (SELECT rowid FROM lanes WHERE members = 0 AND "limit" = 0 LIMIT ?)'
-    return gone + db.execute(idle, (limit,)).rowcount
+    return gone + _purge_lanes(section, retention, now_us, limit)
 
 
 def purge_results(section: Section, condition: LiteralString, moment_us: int, limit: int) -> int:
@@ -71,6 +70,20 @@ def _purge_events(section: Section, retention: Retention, now_us: int, limit: in
         return 0
     sql = "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE seq <= ? ORDER BY seq LIMIT ?)"
     return db.execute(sql, (edge, limit)).rowcount
+
+
+def _purge_lanes(section: Section, retention: Retention, now_us: int, limit: int) -> int:
+    """Groups without tasks go; those with a limit when they have rested for long, see `Lane.turn`."""
+    db = section.connection
+    section.ledger.forget_lanes()  # the same commit may have used one of them, and may go on to
+    since = -1 if retention.limits_us is None else now_us - retention.limits_us
+    over = """DELETE FROM lanes WHERE rowid IN
+        (SELECT rowid FROM lanes WHERE members = 0 AND ("limit" = 0 OR (turn < 0 AND -turn <= ?)) LIMIT ?)"""
+    gone = db.execute(over, (since, limit)).rowcount
+    news = """UPDATE lanes SET turn = -? WHERE rowid IN
+        (SELECT rowid FROM lanes WHERE members = 0 AND "limit" > 0 AND turn >= 0 LIMIT ?)"""
+    db.execute(news, (now_us, limit))
+    return gone
 
 
 def _purge_fan_ins(section: Section, now_us: int, limit: int) -> int:

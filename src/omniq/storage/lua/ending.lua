@@ -82,7 +82,7 @@ function machine.make(op, seq, created, due, eta)
   fields[n + 17], fields[n + 18], fields[n + 19] = 'completed_ms', '', 'o'
   fields[n + 20] = store.origin(created, digits(seq), op.ttl, op.name, op.fingerprint, op.options)
   if eta then set(t, 'eta_us', eta) end
-  cache[slot(q, op.id)] = t
+  cache[slot(q, op.id)], homes[op.id], absent[op.id] = t, t, nil
   touch(t)
   q.enqueued = true
   return t

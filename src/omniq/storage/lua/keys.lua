@@ -37,6 +37,7 @@ Ours alone; other clients work without them:
   base:o:runs            zset    runs with tasks to release or to drop; score: from when on, 0 at once
   base:o:ended           zset    runs that are over; score: when they may be forgotten
   base:o:lanes           zset    names of groups
+  base:o:rest:<gid>      string  since when a group with a limit is known to have no tasks
   base:o:events          stream  one entry per call, "<last number>-0"
 
   {omniq.store}:queues, :workers, :ids, :info   set, hash, string, hash    what belongs to no queue
@@ -51,6 +52,8 @@ local GRACE_MS = 3600000 -- results outlive their time by this much if nobody pu
 local MOVED_MS = 86400000
 local MAX_MS = 9999999999999 -- the year 2286
 local PART = 4000 -- arguments of one variadic command
+local BUDGET = 50000 -- keys that a call looks up in other queues before it leaves its next transactions to another call
+local LOOKUPS = 30000 -- more of them at once, and the books of the queues are asked instead
 local PER_MS = 2048 -- numbers of tasks, and turns of groups, that fit into one millisecond
 local STORE = '{omniq.store}:'
 
@@ -106,7 +109,7 @@ local function queue(name)
     local base = '{' .. name .. '}:'
     q = {
       name = name, base = base, o = base .. 'o:', job = base .. 'job:', events = {}, completed = {}, failed = {}, lanes = {},
-      grouped = 0, add = {}, remove = {},
+      grouped = 0, add = {}, remove = {}, ahead = {},
     }
     queues[name] = q
   end

@@ -6,6 +6,7 @@ that after every change; a group that opens, or stays open after a grant, goes t
 ]]
 
 local pending, groups, has_groups = {}, {}, {}
+local changed_groups = {}
 
 local function lane_key(t)
   if t.gid then return t.q.base .. 'g:' .. t.gid .. ':wait' end
@@ -34,8 +35,8 @@ function lanes.group(q, gid)
   local g = groups[name]
   if not g then
     local base = q.base .. 'g:' .. gid
-    local found = run('MGET', base .. ':limit', base .. ':inflight')
-    g = {q = q, gid = gid, base = base, limit = number(found[1]), inflight = math.max(number(found[2]), 0)}
+    local found = run('MGET', base .. ':limit', base .. ':inflight', q.o .. 'rest:' .. gid)
+    g = {q = q, gid = gid, base = base, limit = number(found[1]), inflight = math.max(number(found[2]), 0), rests = found[3]}
     g.ready = run('LLEN', base .. ':wait') + #(pending[base .. ':wait'] or {})
     g.open = run('ZSCORE', q.base .. 'groups:ready', gid) and true or false
     g.was_open, g.was_inflight = g.open, g.inflight
@@ -54,11 +55,16 @@ function lanes.look(g)
     g.score = next_turn(g.q)
     ready_queues[g.q.name] = true
   end
-  g.open, g.changed = open, true
+  g.open = open
+  if not g.changed then
+    g.changed, changed_groups[#changed_groups + 1] = true, g
+  end
 end
 
 function lanes.write(g)
   local ready = g.q.base .. 'groups:ready'
+  if g.rests then run('DEL', g.q.o .. 'rest:' .. g.gid) end
+  g.rests = nil
   if g.open and g.score then
     run('ZADD', ready, string.format('%.17g', g.score), g.gid)
     g.q.changed = true
@@ -76,7 +82,9 @@ end
 
 function lanes.push_all()
   for key in pairs(pending) do push_pending(key) end
-  for _, g in pairs(groups) do
+  local list = changed_groups
+  changed_groups = {}
+  for _, g in ipairs(list) do
     if g.changed then lanes.write(g) end
   end
 end
@@ -119,7 +127,7 @@ end
 -- `at_head`: before all tasks of the lane that were never leased.
 function lanes.move(t, state, at_head)
   lanes.leave(t)
-  if t.stored and (state == 'wait' or state == 'delayed') and t.stored ~= 'delayed' then set(t, 'more', '1') end
+  if t.state and (state == 'wait' or state == 'delayed') and t.state ~= 'delayed' then set(t, 'more', '1') end
   t.state, t.moved = state, true
   set(t, 'state', state)
   enter(t, at_head)

@@ -124,8 +124,27 @@ local function tell()
   return names
 end
 
+local ids = 0 -- that this call will look up
+for _, ops in ipairs(request.transactions) do
+  for _, op in ipairs(ops) do
+    if op.kind == 'enqueue' then
+      ids = ids + 1 + (op.blocked_by and #op.blocked_by or 0)
+    elseif op.kind == 'enqueues' then
+      ids = ids + #op.rows / 3
+    elseif op.kind == 'restore' then
+      ids = ids + #op.tasks
+    end
+  end
+end
+if ids > 1 and not request.cluster and 3 * ids * #all_bases() > LOOKUPS then
+  need('many')
+  store.foresee()
+end
 local answers = {}
-for i, ops in ipairs(request.transactions) do answers[i] = machine.transaction(ops) end
+for i, ops in ipairs(request.transactions) do
+  if i > 1 and spent > BUDGET then break end -- the caller sends the others anew
+  answers[i] = machine.transaction(ops)
+end
 store.flush()
 for _, q in pairs(queues) do write_queue(q) end
 return {answers, tell(), ended_tasks, now}

@@ -19,8 +19,10 @@ if ARGV[2] then
   end
   local base, cluster, events = '{' .. queue .. '}:', string.find(flags, 'c', 1, true), string.find(flags, 'e', 1, true)
   local keys = {base .. 'job:' .. id, base .. 'o:end:' .. id, base .. 'o:staged'}
-  if not cluster then
-    for _, other in ipairs(run('SMEMBERS', '{omniq.store}:queues')) do
+  local others = cluster and {} or run('SMEMBERS', '{omniq.store}:queues')
+  local few = #others <= 1300 -- as many keys as one command takes
+  if few then
+    for _, other in ipairs(others) do
       if other ~= queue then
         local n = #keys
         keys[n + 1], keys[n + 2] = '{' .. other .. '}:job:' .. id, '{' .. other .. '}:o:end:' .. id
@@ -28,7 +30,7 @@ if ARGV[2] then
       end
     end
   end
-  if #keys <= 4000 and run('EXISTS', unpack(keys)) == 0 and run('ZCOUNT', base .. 'delayed', '-inf', NOW) == 0 then
+  if few and run('EXISTS', unpack(keys)) == 0 and run('ZCOUNT', base .. 'delayed', '-inf', NOW) == 0 then
     local found = run('HMGET', base .. 'o:meta', 'seq', 'events')
     local seq = string.format('%d', math.max((tonumber(found[1]) or 0) + 1, now * 2048))
     local origin = NOW .. ' ' .. seq .. ' ' .. (ttl ~= '' and ttl or '-') .. ' ' .. #name .. ' ' .. #fingerprint .. ' ' .. name
@@ -62,7 +64,7 @@ if ARGV[2] then
     return {{{1}}, {queue}, {}, now}
   end
   request = {
-    now = now, events = events, cluster = cluster, again = string.find(flags, 'a', 1, true),
+    others = others, now = now, events = events, cluster = cluster, again = string.find(flags, 'a', 1, true),
     transactions = {{{
       kind = 'enqueues', queue = queue, name = name, fields = {unpack(ARGV, 13)}, options = ARGV[10], lease = tonumber(ARGV[12]),
       on_conflict = ARGV[11], empty = string.find(flags, 'n', 1, true), rows = {id, payload, fingerprint}, ttl = tonumber(ttl),

@@ -57,7 +57,7 @@ local function insert(op, above)
     due_ms = op.due, seq = next_seq(q, above + 1), touched = false, deps = false, since = op.since, expires_ms = op.expires,
   }
   set(t, 'o', store.origin(digits(op.created), digits(t.seq), op.ttl, op.name, op.fingerprint, op.options))
-  cache[slot(q, op.id)] = t
+  cache[slot(q, op.id)], homes[op.id], absent[op.id] = t, t, nil
   q.enqueued = true
   if t.gid then lanes.mark_grouped(q, t.gid) end
   if state == 'blocked' then block(t, waiting, dead) end

@@ -1,9 +1,12 @@
 --[[
 The common cases in few commands: enqueues of one shape, acks and leases of plain tasks.
 
-They write the same keys as the operations do. A plain task is ours, in no group, waits for nobody, nobody waits for it, and
-nobody asked to cancel it. Whatever is not plain, and whatever this call has touched before, takes the long way.
+They write the same keys as the operations do: hashes at once, and what gathers for the sorted sets as they do (`q.ahead`: of
+whom; whoever reads such a hash writes the sets first). A plain task is ours, in no group, waits for nobody, nobody waits for it,
+and nobody asked to cancel it. Whatever is not plain, and whatever this call has touched before, takes the long way.
 ]]
+
+local SOME = 1000 -- rows that are looked up together
 
 local function expand(op, i)
   local fields = {'id', op.rows[i], 'payload', op.rows[i + 1]}
@@ -24,39 +27,56 @@ local function insert(q, op, common, i)
   lanes.push(q.base .. 'wait', id)
   add(q, 'idx:wait', NOW, id)
   add(q, 'o:tasks', seq, id)
-  cache[slot(q, id)] = nil
+  cache[slot(q, id)], q.ahead[id], absent[id] = nil, true, nil
   if request.events then
     local data = '{"payload_bytes":' .. TEXT[op.empty and 0 or #payload] .. '}'
     log.add(q, 'enqueued', id, op.name, false, 0, false, now, now, CODE.wait, data)
   end
 end
 
+local staging
+
+-- The hashes of staged tasks, of all queues that have any.
+local function all_staged(names)
+  if not staging then
+    staging = {}
+    local keys = {}
+    for i, base in ipairs(names) do keys[i] = base .. 'o:staged' end
+    if exist(keys) then
+      for _, key in ipairs(keys) do
+        if run('EXISTS', key) == 1 then staging[#staging + 1] = key end
+      end
+    end
+  end
+  return staging
+end
+
 -- Whether none of these ids is in the store or comes twice, in few questions.
 function store.all_new(q, ids)
-  local bases, keys, seen, seen_before = {q.base}, {}, {}, next(cache) ~= nil
-  if not request.cluster then
-    for name in pairs(all_queues()) do
-      if name ~= q.name then bases[#bases + 1] = '{' .. name .. '}:' end
-    end
+  local names, own, keys, seen, unsure = all_bases(q), {q.base}, {}, {}, {}
+  for _, id in ipairs(ids) do
+    if seen[id] or homes[id] then return false end
+    seen[id] = true
+    if not absent[id] then unsure[#unsure + 1] = id end
+  end
+  local many = 2 * #unsure * #names > LOOKUPS
+  if many then
+    machine.need('many')
+    store.look(unsure)
   end
   for _, id in ipairs(ids) do
-    if seen[id] or (seen_before and cache[slot(q, id)]) then return false end
-    seen[id] = true
-    for _, base in ipairs(bases) do
-      keys[#keys + 1] = base .. 'job:' .. id
-      keys[#keys + 1] = base .. 'o:end:' .. id
+    if many and not absent[id] then return false end
+    local job, ended = 'job:' .. id, 'o:end:' .. id
+    for _, base in ipairs(absent[id] and own or names) do
+      local n = #keys
+      keys[n + 1], keys[n + 2] = base .. job, base .. ended
     end
   end
-  for _, base in ipairs(bases) do keys[#keys + 1] = base .. 'o:staged' end
-  local first_staged = #keys - #bases + 1
-  for i = 1, first_staged - 1, PART do
-    if run('EXISTS', unpack(keys, i, math.min(i + PART - 1, first_staged - 1))) > 0 then return false end
-  end
-  if run('EXISTS', unpack(keys, first_staged)) == 0 then return true end
-  for k = first_staged, #keys do
+  if exist(keys) then return false end
+  for _, key in ipairs(#unsure > 0 and not many and all_staged(names) or {}) do
     for i = 1, #ids, PART do
       local last = math.min(i + PART - 1, #ids)
-      local found = run('HMGET', keys[k], unpack(ids, i, last))
+      local found = run('HMGET', key, unpack(ids, i, last))
       for n = 1, last - i + 1 do
         if found[n] then return false end
       end
@@ -65,7 +85,45 @@ function store.all_new(q, ids)
   return true
 end
 
+local function is_known(q, id)
+  return homes[id] or store.find(q, id)
+end
+
+-- Rows from one number to another, each a transaction of its own.
+local function publish(q, op, common, from, to, answers)
+  local ids = {}
+  for i = from, to, 3 do ids[#ids + 1] = op.rows[i] end
+  local fresh = store.all_new(q, ids)
+  for i = from, to, 3 do
+    if not fresh and is_known(q, op.rows[i]) then
+      answers[#answers + 1] = machine.transaction({expand(op, i)})
+    else
+      insert(q, op, common, i)
+      answers[#answers + 1] = 1
+    end
+  end
+end
+
+-- All rows as one transaction.
+local function publish_together(q, op, common)
+  local rows, ids = op.rows, {}
+  for i = 1, #rows, 3 do ids[#ids + 1] = rows[i] end
+  local plain = store.all_new(q, ids)
+  if not plain then
+    plain = true
+    for _, id in ipairs(ids) do plain = plain and not is_known(q, id) end
+  end
+  if not plain then
+    local ops = {}
+    for i = 1, #rows, 3 do ops[#ops + 1] = expand(op, i) end
+    return machine.transaction(ops)
+  end
+  for i = 1, #rows, 3 do insert(q, op, common, i) end
+  return {}
+end
+
 -- Tasks that differ in id, payload and fingerprint only, which `rows` holds. Together they are one transaction, or each is one.
+-- Of those, a call answers only for as many as its budget allows: the caller sends the others anew.
 function runs.enqueues(op)
   local q, answers, rows = queue(op.queue), {}, op.rows
   local common = {
@@ -73,27 +131,11 @@ function runs.enqueues(op)
     'first_started_ms', '', 'last_started_ms', '', 'completed_ms', '', 'failed_ms', '',
   }
   for _, value in ipairs(op.fields) do common[#common + 1] = value end
-  local ids = {}
-  for i = 1, #rows, 3 do ids[#ids + 1] = rows[i] end
-  local fresh = store.all_new(q, ids)
-  if op.together and not fresh then
-    for i = 1, #rows, 3 do
-      if store.find(q, rows[i]) then
-        local ops = {}
-        for k = 1, #rows, 3 do ops[#ops + 1] = expand(op, k) end
-        return machine.transaction(ops)
-      end
-    end
+  if op.together then return publish_together(q, op, common) end
+  for from = 1, #rows, 3 * SOME do
+    if from > 1 and spent > BUDGET then break end
+    publish(q, op, common, from, math.min(from + 3 * SOME - 1, #rows), answers)
   end
-  for i = 1, #rows, 3 do
-    if not fresh and not op.together and store.find(q, rows[i]) then
-      answers[#answers + 1] = machine.transaction({expand(op, i)})
-    else
-      insert(q, op, common, i)
-      answers[#answers + 1] = 1
-    end
-  end
-  if op.together then return {} end
   return answers
 end
 
@@ -121,7 +163,7 @@ local function ack(q, op, id, token, result, data)
   add(q, 'idx:completed', NOW, id)
   q.completed[#q.completed + 1] = id
   ended_tasks[#ended_tasks + 1] = id
-  q.finished, q.changed = true, true
+  q.finished, q.changed, q.ahead[id] = true, true, true
   if request.events then
     local created_ms = number(created)
     local due_ms = text(v[12]) and number(v[12]) or created_ms
@@ -160,7 +202,7 @@ function machine.lease_plain(q, id, op, values)
   run('HSET', q.job .. id, 'state', 'active', 'attempt', '1', 'lease_token', op.token, 'lock_until_ms', until_ms,
       'first_started_ms', text(values[8]) or NOW, 'last_started_ms', NOW, 'updated_ms', NOW, 'worker', op.worker)
   values[1], values[2], values[7] = until_ms, '1', false
-  cache[slot(q, id)] = nil
+  cache[slot(q, id)], q.ahead[id] = nil, true
   q.changed = true
   remove(q, 'idx:wait', id)
   add(q, 'active', until_ms, id)

@@ -38,7 +38,7 @@ function store.shape_staged(q, id, value)
     due_ms = number(row.staged_ms), lock_until_ms = 0, timeout_ms = 0, cancel = false, left = 0,
     fingerprint = row.shape and op[1] or op.fingerprint, idempotency_key = row.shape and op[2] or op.key or nil,
   }
-  cache[slot(q, id)] = t
+  cache[slot(q, id)], homes[id] = t, t
   return t
 end
 
@@ -211,6 +211,7 @@ function alone.stage(op)
       tasks[n + 1], tasks[n + 2] = seq, id
       new[#new + 1], mine[id] = id, true
       if seen_before then cache[slot(q, id)] = nil end
+      absent[id] = nil
       if key then
         local k, until_ms = #named, now + rows[i + 2]
         named[k + 1], named[k + 2] = q.o .. 'key:' .. key, cmsgpack.pack({id, rows[i + 3], until_ms})
@@ -221,7 +222,7 @@ function alone.stage(op)
       local limit = limits[(i + 4) / 5]
       if limit then
         local g = lanes.group(q, limit[2])
-        if g.limit <= 0 then lanes.set_limit(g, limit[3]) end
+        if g.limit <= 0 then lanes.set_limit(g, limit[3]) else lanes.look(g) end
       end
     end
   end
@@ -280,6 +281,7 @@ local function release_plain(r, id, row)
   run('HSET', unpack(values, 1, n))
   lanes.push(q.base .. 'wait', id)
   add(q, 'idx:wait', NOW, id)
+  q.ahead[id] = true
   if request.events then
     local data = '{"payload_bytes":' .. TEXT[shape.is_empty and 0 or #payload] .. '}'
     log.add(q, 'enqueued', id, shape.name, false, 0, false, r.ended, r.ended, CODE.wait, data)

@@ -8,6 +8,8 @@ lanes; `store.flush` writes them with few, variadic commands. It runs at the end
 local store, lanes, log, machine = {}, {}, {}, {}
 local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of operation
 local cache, touched = {}, {}
+local homes = {} -- every task that this call has looked at, by id: its hash may not tell yet what became of it
+local absent = {} -- ids that are in no other queue
 
 -- The fields of a task, as the answer to `Reserve` gives them. Most operations need only the first of them; the next ones are
 -- read when they are asked for. `o` holds what never changes of a task of ours, see `store.origin`.
@@ -113,7 +115,7 @@ function store.shape(q, id, key, v)
     end
   end
   if #v > HOT then warm(t, v, HOT) end
-  cache[slot(q, id)] = t
+  cache[slot(q, id)], homes[id] = t, t
   return setmetatable(t, Task)
 end
 
@@ -130,6 +132,7 @@ function store.load(q, id)
     if t and t.gone then return nil end
     return t or nil
   end
+  if q.ahead[id] then store.write_sets(q) end
   local key = job_key(q, id)
   local v = run('HMGET', key, unpack(FIELDS, 1, HOT))
   if not v[1] then
@@ -143,49 +146,6 @@ function store.load(q, id)
     return store.shape_staged(q, id, staged)
   end
   cache[slot(q, id)] = false
-  return nil
-end
-
-local known
-
--- Every queue that was ever heard of. On a cluster other queues are on other nodes, and ids are unique per queue only.
-local function all_queues()
-  if not known then
-    known = {}
-    if not request.cluster then
-      for _, name in ipairs(run('SMEMBERS', STORE .. 'queues')) do known[name] = true end
-    end
-  end
-  return known
-end
-
--- The task of this id, in this queue or in the one that it moved to, or anywhere if the store has only one node.
-function store.find(q, id)
-  local t = cache[slot(q, id)]
-  if t == nil and (run('EXISTS', job_key(q, id), end_key(q, id)) > 0 or store.staging(q)) then t = store.load(q, id) end
-  if t and not t.gone then return t end
-  if request.cluster then return nil end
-  for name in pairs(queues) do
-    local cached = cache[name .. '\0' .. id]
-    if cached and not cached.gone then return cached end
-  end
-  local names, keys = {}, {}
-  for name in pairs(all_queues()) do
-    if name ~= q.name then
-      names[#names + 1] = name
-      keys[#keys + 1] = '{' .. name .. '}:job:' .. id
-      keys[#keys + 1] = '{' .. name .. '}:o:end:' .. id
-      keys[#keys + 1] = '{' .. name .. '}:o:staged'
-    end
-  end
-  for i = 1, #keys, PART do
-    if run('EXISTS', unpack(keys, i, math.min(i + PART - 1, #keys))) > 0 then
-      for _, name in ipairs(names) do
-        t = store.load(queue(name), id)
-        if t then return t end
-      end
-    end
-  end
   return nil
 end
 
@@ -212,7 +172,10 @@ function store.adopt(t)
   set(t, 'created_ms', created)
   set(t, 'foreign', '1')
   run('ZADD', q.o .. 'tasks', digits(t.seq), t.id)
-  if t.gid then q.lanes[t.gid] = true end
+  if t.gid then
+    q.lanes[t.gid] = true
+    run('DEL', q.o .. 'rest:' .. t.gid)
+  end
   log.note(t, 'enqueued', '{"foreign":true,"payload_bytes":' .. #payload .. '}', 'wait')
 end
 
@@ -300,11 +263,13 @@ local function score_of(t, name)
   return t.since and digits(t.since) or NOW
 end
 
+local dirty = {} -- queues with something gathered
+
 local function add(q, name, score, id)
   local list = q.add[name]
   if not list then
     list = {}
-    q.add[name] = list
+    q.add[name], dirty[q] = list, true
   end
   local n = #list
   list[n + 1], list[n + 2] = score, id
@@ -314,7 +279,7 @@ local function remove(q, name, id)
   local list = q.remove[name]
   if not list then
     list = {}
-    q.remove[name] = list
+    q.remove[name], dirty[q] = list, true
   end
   list[#list + 1] = id
 end
@@ -352,13 +317,13 @@ local function write_completed(q)
   end
 end
 
-local function write_sets(q)
+function store.write_sets(q)
   local done = 'idx:completed' -- grows before it shrinks: more than 128 members, and it stops being a list that is searched
   if q.add[done] then in_parts('ZADD', q.base .. done, q.add[done]) end
   q.add[done] = nil
   for name, members in pairs(q.remove) do in_parts('ZREM', q.base .. name, members) end
   for name, members in pairs(q.add) do in_parts('ZADD', q.base .. name, members) end
-  q.add, q.remove = {}, {}
+  q.add, q.remove, q.ahead = {}, {}, {}
 end
 
 function store.flush()
@@ -389,15 +354,17 @@ function store.flush()
     if state and not stored then add(q, 'o:tasks', digits(t.seq), t.id) end
     t.stored, t.moved, t.since = state, false, nil
   end
-  for _, q in pairs(queues) do
-    if next(q.add) or next(q.remove) then write_sets(q) end
+  local changed = dirty
+  dirty = {}
+  for q in pairs(changed) do
+    store.write_sets(q)
     if #q.failed > 0 then
       in_parts('LPUSH', q.base .. 'failed', q.failed)
       q.failed = {}
     end
     if #q.completed > 0 then
       write_completed(q)
-      write_sets(q)
+      store.write_sets(q)
     end
   end
 end

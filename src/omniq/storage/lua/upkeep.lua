@@ -7,6 +7,7 @@ into our books and carries on where they ended one of our tasks.
 
 local SLACK_MS = 2000 -- clocks of other clients stamp the indexes
 local FOLLOW_LIMIT = 200 -- entries of an index that one sweep looks at
+local MOST_TO_COME = 10000 -- tasks that wait for a time or for others, of which one purge learns the groups
 
 function upkeep.promote(op)
   return machine.promote(queue(op.queue), op.limit)
@@ -261,18 +262,43 @@ local function purge_events(q, op)
   return edge + 1 - first
 end
 
--- Names of groups that hold nothing and have no limit of their own.
-local function purge_lanes(q, limit)
-  local gone = 0
-  local cursor = run('HGET', q.o .. 'meta', 'lanes') or '-'
-  local names = run('ZRANGEBYLEX', q.o .. 'lanes', cursor, '+', 'LIMIT', 0, limit)
-  for _, gid in ipairs(names) do
-    local base = q.base .. 'g:' .. gid
-    if run('EXISTS', base .. ':wait', base .. ':inflight', base .. ':limit') == 0 then
-      gone = gone + run('ZREM', q.o .. 'lanes', gid)
+-- The groups of the tasks that are in no lane yet; nothing if there are too many to look at.
+local function groups_to_come(q)
+  local members = {'delayed', 'o:blocked'}
+  if run('ZCARD', q.base .. 'delayed') + run('ZCARD', q.o .. 'blocked') > MOST_TO_COME then return nil end
+  local names = {}
+  for _, set_name in ipairs(members) do
+    for _, id in ipairs(run('ZRANGE', q.base .. set_name, 0, -1)) do
+      local gid = text(run('HGET', job_key(q, id), 'gid'))
+      if gid then names[gid] = true end
     end
   end
-  run('HSET', q.o .. 'meta', 'lanes', #names == limit and '(' .. names[#names] or '-')
+  return names
+end
+
+-- Groups without tasks go, those with a limit when they have been at rest since `limits_before`.
+local function purge_lanes(q, op)
+  local gone, to_come = 0, nil
+  local cursor = run('HGET', q.o .. 'meta', 'lanes') or '-'
+  local names = run('ZRANGEBYLEX', q.o .. 'lanes', cursor, '+', 'LIMIT', 0, op.limit)
+  for _, gid in ipairs(names) do
+    local base, rest = q.base .. 'g:' .. gid, q.o .. 'rest:' .. gid
+    if run('EXISTS', base .. ':wait', base .. ':inflight') > 0 then
+      run('DEL', rest) -- another client may have brought its tasks
+    else
+      if to_come == nil then to_come = groups_to_come(q) or false end
+      local limited, since = run('EXISTS', base .. ':limit') == 1, run('GET', rest)
+      if to_come and to_come[gid] then
+        run('DEL', rest)
+      elseif not limited or (to_come and since and op.limits_before and number(since) <= op.limits_before) then
+        run('DEL', base .. ':limit', rest)
+        gone = gone + run('ZREM', q.o .. 'lanes', gid)
+      elseif not since then
+        run('SET', rest, NOW)
+      end
+    end
+  end
+  run('HSET', q.o .. 'meta', 'lanes', #names == op.limit and '(' .. names[#names] or '-')
   return gone
 end
 
@@ -293,7 +319,7 @@ function upkeep.purge(op)
   for _, name in ipairs({'done', 'cancelled', 'results'}) do gone = gone + purge_ended(q, name, upto, op.limit) end
   if op.dead_before then gone = gone + purge_dead(q, digits(op.dead_before), op.limit) end
   store.flush()
-  return gone + purge_keys(q, op.limit) + purge_events(q, op) + purge_lanes(q, op.limit) + purge_runs(q, op.limit)
+  return gone + purge_keys(q, op.limit) + purge_events(q, op) + purge_lanes(q, op) + purge_runs(q, op.limit)
 end
 
 -- Results that were stored before a moment, from the ids that the caller read.
@@ -431,7 +457,7 @@ function upkeep.check(op)
     lanes.look(g)
     if g.open then open = open + 1 end
     if was ~= g.open then complaints[#complaints + 1] = 'group ' .. gid .. (was and ' only seems' or ' fails') .. ' to be ready' end
-    if repair then lanes.write(g) else groups[q.name .. '\0' .. gid] = nil end
+    if repair then lanes.write(g) else g.changed, groups[q.name .. '\0' .. gid] = false, nil end
   end
   local ungrouped = run('LLEN', q.base .. 'wait')
   local right = {

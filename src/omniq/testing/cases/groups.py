@@ -6,7 +6,7 @@ import asyncio
 
 from omniq.errors import Invalid
 from omniq.models import DEFAULT_QUEUE, Record, State
-from omniq.operations import Ack, GroupInfo, Operation, Remove
+from omniq.operations import Ack, Cancel, GroupInfo, Operation, Remove, Retention
 from omniq.testing.bench import Bench, S, case, on
 
 
@@ -273,3 +273,75 @@ async def the_turn_passes_in_a_queue_that_has_no_groups_yet(bench: Bench) -> Non
     assert await bench.take_ids() == ["u1"]
     await bench.enqueue("g1", group="g")
     assert await bench.take_ids(9) == ["u2", "g1"]
+
+
+async def _purge(bench: Bench, days: float = 0) -> None:
+    bench.advance(days * 86_400)
+    await bench.store.purge(Retention(), bench.now)
+
+
+async def _names(bench: Bench) -> list[str]:
+    return [g.group for g in (await bench.store.groups(DEFAULT_QUEUE, None, 500))[0]]
+
+
+@case(rules="§1,§5")
+async def a_group_without_tasks_and_limit_is_forgotten(bench: Bench) -> None:
+    for n in range(5):
+        await bench.hold(f"t{n}", group=f"g{n}")
+    for task in await bench.all_tasks():
+        await bench.ack(task)
+    await bench.add("left", group="left")
+    await bench.do(Cancel(queue=DEFAULT_QUEUE, id="left"))
+    await bench.add("here", group="here")
+    await _purge(bench)
+    assert await _names(bench) == ["here"]
+    await bench.add("again", group="g1")
+    assert await bench.take_ids(9) == ["here", "again"]
+
+
+@case(rules="§1,§5")
+async def a_limit_goes_when_its_group_had_no_tasks_for_long(bench: Bench) -> None:
+    await bench.ack(await bench.hold("a", group="g", group_limit=3))
+    await _purge(bench)
+    await _purge(bench, 29)
+    assert (await info(bench, "g")).limit == 3
+    await bench.ack(await bench.hold("b", group="g"))  # used: it rests anew
+    await _purge(bench, 2)
+    await _purge(bench, 29)
+    assert (await info(bench, "g")).limit == 3
+    await _purge(bench, 1)
+    assert await _names(bench) == []
+    await bench.enqueue("c", "d", group="g")
+    assert await bench.take_ids(9) == ["c"]
+    await bench.add("e", group="g", group_limit=2)
+    assert await bench.take_ids(9) == ["d"]
+
+
+@case(rules="§1,§5")
+async def a_limit_stays_while_its_group_has_tasks(bench: Bench) -> None:
+    await bench.add("blocker")
+    (blocker,) = await bench.take(lease_us=300 * 86_400 * S)
+    await bench.add("ready", group="ready", group_limit=2)
+    await bench.add("scheduled", group="scheduled", group_limit=2, delay_us=100 * 86_400 * S)
+    await bench.add("blocked", group="blocked", group_limit=2, after=["blocker"])
+    await bench.hold("running", queue="other", group="running", group_limit=2, lease_us=300 * 86_400 * S)
+    for _ in range(4):
+        await _purge(bench, 31)
+        found = [*(await bench.store.groups(DEFAULT_QUEUE))[0], *(await bench.store.groups("other"))[0]]
+        assert {g.group: g.limit for g in found} == dict.fromkeys(("ready", "scheduled", "blocked", "running"), 2)
+    await bench.ack(blocker)
+    assert sorted(await bench.take_ids(9)) == ["blocked", "ready", "scheduled"]
+
+
+@case(rules="§1,§5")
+async def a_limit_that_was_set_by_hand_stays_as_long(bench: Bench) -> None:
+    await bench.store.set_group_limit(DEFAULT_QUEUE, "g", 4)
+    await _purge(bench)
+    await _purge(bench, 29)
+    await bench.store.set_group_limit(DEFAULT_QUEUE, "g", 5)
+    await _purge(bench, 29)
+    assert (await info(bench, "g")).limit == 5
+    await bench.store.purge(Retention(limits_us=None), bench.advance(365 * 86_400))
+    assert (await info(bench, "g")).limit == 5
+    await _purge(bench)
+    assert await _names(bench) == []
