@@ -34,7 +34,7 @@ ODD: dict[str, tuple[dict[str, Any], str, str]] = {
     "group": ({"group": HALF}, "Invalid", "group"),
     "name of a header": ({"headers": {HALF: "x"}}, "Invalid", "header"),
     "header": ({"headers": {"x": HALF}}, "Invalid", "header 'x'"),
-    "retries": ({"max_retries": 2**63}, "Invalid", "max_attempts"),
+    "retries": ({"max_retries": 2**63}, "Invalid", "max_retries"),
     "limit of a group": ({"group": "g", "group_limit": 2**64}, "Invalid", "group_limit"),
 }
 CHOKES = {"headers": {"store": "chokes"}}
