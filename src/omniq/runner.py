@@ -72,6 +72,7 @@ class Runner:
         self._queue, self._resolver, self._middleware, self._send = queue, resolver, tuple(middleware), send
         self.running: dict[Holding, Run] = {}
         self.leaving = False
+        self.is_abandoned: Callable[[], bool] = lambda: False  # whether the loop is being torn down around the pool
         self.telling = False  # whether starts and ends are logged, asked once per batch
         self.given_up: set[str] = set()  # ids of tasks that no other worker will be asked for
         self.done = self.failed = self.retried = 0
@@ -141,7 +142,7 @@ class Runner:
             if run.ending is not None:
                 cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
                 return await self._interrupted(run)
-            if self.leaving:
+            if self.leaving or self.is_abandoned():
                 raise
             await self._calm()
             return self._failed(run, exc)
@@ -160,7 +161,7 @@ class Runner:
             task.uncancel()
             if run.ending != "release":
                 return await self._interrupted(run)
-        elif cast("asyncio.Task[None]", asyncio.current_task()).cancelling() and not self.leaving:
+        elif cast("asyncio.Task[None]", asyncio.current_task()).cancelling() and not self.leaving and not self.is_abandoned():
             await self._calm()  # it cancelled itself and then returned all the same
         if run.context.cancelled:
             return self._cancelled(record)

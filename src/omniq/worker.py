@@ -161,6 +161,7 @@ class AsyncWorkerPool:
         self._empty = asyncio.Event()
         self._started_us = self.storage.clock()
         self._runner.start(self.worker_id)
+        self._runner.is_abandoned = self._is_abandoned
         self._first_turn: asyncio.Future[None] = self._loop.create_future()
         self._upkeep = Upkeep(self.storage, self._queue.settings.retention, self.worker_id)
         self._tasks = [self._spawn(self._turns()), self._spawn(self._upkeep.run())]
@@ -176,6 +177,10 @@ class AsyncWorkerPool:
             raise
         self._announced = True
         self._say("worker %s runs up to %d tasks at once of %s, on %s", self.concurrency, self._names_of_queues, self._place)
+
+    def _is_abandoned(self) -> bool:
+        """Whether the program leaves its event loop without a `stop()`: then nothing of the pool may hold it up."""
+        return bool(self._tasks) and self._tasks[0].cancelling() > 0
 
     def _say(self, text: str, *words: object) -> None:
         log.info(text, self.worker_id, *words, extra={"worker": self.worker_id})
@@ -488,7 +493,7 @@ class AsyncWorkerPool:
             try:
                 await self._run(record)
             except BaseException:  # the task comes back when its lease runs out; the slot must live
-                if self._leaving or not self._runner.is_running():
+                if self._leaving or self._is_abandoned() or not self._runner.is_running():
                     raise
                 log.exception("task %s could not be ended", record.name, extra=log_fields(record))
 

@@ -74,6 +74,27 @@ def spawn() -> Iterator[Spawn]:
                 stream.close()
 
 
+LEAVER = """
+import asyncio, sys
+from omniq import AsyncOmniQ
+from support import jobs
+
+async def main():
+    oq = AsyncOmniQ.from_url(sys.argv[1])
+    await (await oq.worker(2)).start()
+    await oq.enqueue(jobs.forever, "running")
+    while not jobs.runs["running"]:
+        await asyncio.sleep(0.01)
+    print("ready", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_that_leaves_its_loop_without_a_stop_ends(url: str, spawn: Spawn) -> None:
+    assert spawn(LEAVER, url).wait(30) == 0
+
+
 def test_a_task_from_another_process_starts_long_before_the_poll(url: str, key: str, spawn: Spawn) -> None:
     async def body() -> list[float]:
         async with AsyncOmniQ.from_url(url) as oq, await oq.worker(poll_interval=30):
