@@ -53,6 +53,7 @@ MAX_AHEAD = 500
 HAND_BACK_S = 0.050  # leased but not started for so long: somebody else may have a free slot
 OVERDUE_S = 0.050  # how soon to look again for what is overdue, such as a lease that somebody must take back first
 LAST_TRIES = 4  # when the store is away while the pool stops
+LEAVING_PAUSE_S = 0.5
 
 
 class AsyncWorkerPool:
@@ -159,6 +160,7 @@ class AsyncWorkerPool:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
+        self._leave = asyncio.Event()
         self._started_us = self.storage.clock()
         self._runner.start(self.worker_id)
         self._runner.is_abandoned = self._is_abandoned
@@ -213,6 +215,7 @@ class AsyncWorkerPool:
             run.interrupt("release")
         await self._until_empty(5.0)
         self._leaving = self._runner.leaving = True
+        self._leave.set()
         self._upkeep.end.set()
         self._wake.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -478,7 +481,12 @@ class AsyncWorkerPool:
         self._failures += 1
         pause = min(0.05 * 2 ** min(self._failures, 8), 5.0) * random.uniform(0.5, 1)  # noqa: S311
         log.error("the store failed (%s); trying again in %.1f s", exc, pause, extra={"worker": self.worker_id})
-        await asyncio.sleep(pause)
+        leaving = self._leaving
+        try:
+            async with asyncio.timeout(min(pause, LEAVING_PAUSE_S) if leaving else pause):
+                await (self._loop.create_future() if leaving else self._leave.wait())  # whoever asks it to leave need not wait
+        except TimeoutError:
+            pass
 
     # -- slots -------------------------------------------------------------------------------------
 

@@ -62,6 +62,8 @@ class FileWriter(Writer[Section]):
 
     def _open(self) -> None:
         files = self._files = self._make_files()
+        if isinstance(files, LocalFiles):
+            files.take = self.take_lock
         try:
             folder = Folder(files, self._where, self._durable, self._boot, load)
             prepare(folder)
@@ -89,7 +91,8 @@ class FileWriter(Writer[Section]):
             section = Section(folder, self._events_on)
             try:
                 for request in batch:
-                    request.answer = request.work(section)
+                    if request.begin():
+                        request.answer = request.work(section)
                 changes = section.ledger.changes()
                 if changes:
                     folder.write(changes)

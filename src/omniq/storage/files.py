@@ -12,6 +12,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -75,6 +76,7 @@ class LocalFiles:
         self._folders: dict[str, int] = {"": self._root}
         self._open: OrderedDict[str, int] = OrderedDict()
         self._lock = -1
+        self.take: Callable[[int], None] = _take
         self._gate = threading.Lock()  # reads come from other threads than writes
 
     def lock(self) -> None:
@@ -88,7 +90,7 @@ class LocalFiles:
         mine, root = os.fstat(self._lock), os.fstat(self._root)
         if found is None or here is None or not (os.path.samestat(found, mine) and os.path.samestat(here, root)):
             raise StoreUnavailable(f"{self.base} was removed or replaced while it was open; restart this program")
-        locks.flock(self._lock, locks.EXCLUSIVE)
+        self.take(self._lock)
 
     def unlock(self) -> None:
         if self._lock >= 0:
@@ -212,6 +214,10 @@ class LocalFiles:
             os.close(descriptor)
             raise StoreUnavailable(f"{self.base / path} is not a regular file: move it away")
         return descriptor
+
+
+def _take(descriptor: int) -> None:
+    locks.flock(descriptor, locks.EXCLUSIVE)
 
 
 def _kind(entry: os.DirEntry[str]) -> Kind:

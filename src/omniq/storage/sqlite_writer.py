@@ -77,7 +77,7 @@ class SQLiteWriter(Writer[Section]):
             self._lock_fd = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         connection = connect(self._path)
         if not self._in_memory:
-            locks.flock(self._lock_fd, locks.EXCLUSIVE)
+            self.take_lock(self._lock_fd)
         try:
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # holds for a new database only
             if not self._in_memory:
@@ -113,14 +113,15 @@ class SQLiteWriter(Writer[Section]):
         if self._inode is not None and _inode(self._path) != self._inode:
             raise StoreUnavailable(f"{self._path} was removed or replaced while it was open; restart this program")
         if self._lock_fd >= 0:
-            locks.flock(self._lock_fd, locks.EXCLUSIVE)
+            self.take_lock(self._lock_fd)
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 section = Section(connection, self._events_on, self._held)
                 section.ledger.prefetch([id for request in batch for id in request.ids])
                 for request in batch:
-                    request.answer = request.work(section)
+                    if request.begin():
+                        request.answer = request.work(section)
                 section.ledger.flush()
                 connection.execute("COMMIT")
                 section.ledger.remember_held()

@@ -20,6 +20,7 @@ from omniq.errors import DriverClosed, OmniQError, OutcomeUnknown
 from omniq.storage.bell import Bell
 from omniq.storage.machine import Machine
 from omniq.storage.waiting import Waiters
+from omniq.storage.write_lock import LOOK_S, Contended, WriteLock
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -33,7 +34,7 @@ class Request(Generic[S]):
     A plain lock, since Ctrl-C in the middle of a `concurrent.futures.Future` can leave it locked for the writer too.
     """
 
-    __slots__ = ("_settled", "answer", "error", "future", "ids", "loop", "weight", "work")
+    __slots__ = ("_begun", "_claim", "_settled", "answer", "error", "future", "ids", "loop", "weight", "work")
 
     def __init__(
         self, work: Callable[[S], Any], ids: Sequence[str], weight: int, loop: asyncio.AbstractEventLoop | None
@@ -44,6 +45,20 @@ class Request(Generic[S]):
         self.error: BaseException | None = None
         self._settled = threading.Lock()
         self._settled.acquire()
+        self._claim = threading.Lock()
+        self._begun = False
+
+    def begin(self) -> bool:
+        """Whether it shall be carried out; False if its caller was told that it is not. To be asked by the writer only."""
+        self._begun = self._begun or self._claim.acquire(blocking=False)
+        return self._begun
+
+    def give_up(self, error: BaseException) -> bool:
+        """Tell the caller that it is not carried out, unless it has begun."""
+        if not self._claim.acquire(blocking=False):
+            return False
+        self.error = error
+        return True
 
     def wait(self) -> Any:
         self._settled.acquire()
@@ -101,6 +116,8 @@ class Writer(abc.ABC, Generic[S]):
         self._requests: queue.SimpleQueue[Request[S] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._opened = False
+        self._batch: list[Request[S]] = []
+        self.lock = WriteLock(place, self._give_up)
         self.section = threading.RLock()  # held during a commit, and during a fork
 
     def start(self) -> None:
@@ -109,7 +126,18 @@ class Writer(abc.ABC, Generic[S]):
         opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name="omniq-writer", daemon=True)
         self._thread.start()
-        opened.result()
+        while True:
+            try:
+                return opened.result(LOOK_S)
+            except TimeoutError:
+                error = self.lock.stuck()
+                if error is not None:
+                    self._let_end()
+                    raise error from None
+
+    def take_lock(self, descriptor: int) -> None:
+        """Wait for this process's turn. A caller's own thread does not: its request goes to the writer's then."""
+        self.lock.take(descriptor, wait=threading.current_thread() is self._thread)
 
     # -- what a driver brings ----------------------------------------------------------------------
 
@@ -147,6 +175,8 @@ class Writer(abc.ABC, Generic[S]):
                 if not self._closed.is_set():
                     self._carry_out([request])
                     return request.wait()
+            except Contended:
+                pass
             finally:
                 self.section.release()
         self._put(request)
@@ -158,11 +188,29 @@ class Writer(abc.ABC, Generic[S]):
         self._requests.put(request)
 
     def close(self) -> None:
-        """Finish what was sent, then let go."""
+        """Finish what was sent, then let go. A writer that waits without an end is left to itself."""
+        self._let_end()
+        while self._thread.is_alive() and self.lock.stuck() is None:
+            self._thread.join(LOOK_S)
+
+    def _let_end(self) -> None:
         if not self._closed.is_set():
             self._closed.set()
             self._requests.put(None)
-        self._thread.join()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Nobody knows when this process may write again: tell all who wait. In the watcher's thread."""
+        waiting = list(self._batch)
+        while True:
+            try:
+                request = self._requests.get_nowait()
+            except queue.Empty:
+                break
+            if request is None:
+                self._requests.put(None)
+                break
+            waiting.append(request)
+        self._settle([request for request in waiting if request.give_up(error)])
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -203,19 +251,24 @@ class Writer(abc.ABC, Generic[S]):
     def _carry_out(self, batch: list[Request[S]]) -> None:
         try:
             with self.section:
+                self._batch = batch
                 machine = self._transact(batch)
             if machine.ready_queues or machine.ended_tasks:
                 self._waiters.notify(machine.ready_queues, machine.ended_tasks)
+        except Contended:
+            raise
         except OutcomeUnknown as exc:  # it may have happened, so it is not tried again here
             for request in batch:
-                request.error = exc
+                if request.begin():
+                    request.error = exc
         except Exception as exc:
             if len(batch) > 1:  # only the guilty one shall fail: each gets a commit of its own
                 for request in batch:
                     self._carry_out([request])
                 return
-            batch[0].error = exc if isinstance(exc, OmniQError) else self.translate(exc)
-        self._settle(batch)
+            if batch[0].begin():
+                batch[0].error = exc if isinstance(exc, OmniQError) else self.translate(exc)
+        self._settle([request for request in batch if request.begin()])
 
     @staticmethod
     def _settle(batch: list[Request[S]]) -> None:
@@ -237,7 +290,7 @@ class Writer(abc.ABC, Generic[S]):
                 request = self._requests.get_nowait()
             except queue.Empty:
                 return
-            if request is not None:
+            if request is not None and request.begin():
                 request.error = DriverClosed(f"the storage {self._place} was closed")
                 self._settle([request])
 
