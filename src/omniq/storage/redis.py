@@ -41,7 +41,7 @@ from omniq.storage import redis_wire as wire
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.liveness import WorkerLocks, host_locks
 from omniq.storage.redis_batches import Batches
-from omniq.storage.redis_find import find_tasks, task_page, task_shards
+from omniq.storage.redis_find import find_tasks, scored, task_page, task_shards
 from omniq.storage.redis_plan import STORE, Plan, spans_slots
 from omniq.storage.redis_publish import publish_answer, publish_call
 from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
@@ -252,7 +252,7 @@ class RedisStorage(BaseStorage):
         """The answers of a call; who waits in this process is told."""
         answers, ready, ended, _ = reply
         if ready or ended:
-            self.waiters.notify([name.decode() for name in ready], [id.decode() for id in ended])
+            self.waiters.notify([_text(name) for name in ready], [_text(id) for id in ended])
         return answers
 
     def _new_queues(self, transactions: Sequence[Transaction]) -> set[str]:
@@ -349,21 +349,22 @@ class RedisStorage(BaseStorage):
         names = await self._names() if queues is None else list(queues)
         now = await self._now_ms(now_us)
         upto = "+inf" if lost_workers else str(now)
-        ranges = [("ZRANGEBYSCORE", f"{{{q}}}:active", "-inf", upto, "LIMIT", 0, -1 if lost_workers else limit) for q in names]
+        most = -1 if lost_workers else limit
+        ranges = [("ZRANGEBYSCORE", f"{{{q}}}:active", "-inf", upto, "WITHSCORES", "LIMIT", 0, most) for q in names]
         found = await client.pipeline(ranges)
-        places = [(q, _text(id)) for q, ids in zip(names, found, strict=True) for id in ids]
-        running = await self._load(places, ended=False)
-        haunted = {q for (q, _), task in zip(places, running, strict=True) if task is None}
-        if haunted:  # leases without a task, which nobody would ever take back
+        leased = [(q, *pair) for q, pairs in zip(names, found, strict=True) for pair in scored(pairs)]
+        held = [(q, _text(id), records.whole(until)) for q, id, until in leased]
+        running = await self._load([(q, id) for q, id, _ in held], ended=False)
+        leases: list[Lease] = []
+        haunted: set[str] = set()  # by leases without a task, or without one that can be named: nobody could take them back
+        for (queue, _, until), task in zip(held, running, strict=True):
+            if task is None or (until <= now and not _can_be_taken(task)):
+                haunted.add(queue)
+            elif task.state is State.RUNNING and (task.worker in lost_workers or until <= now):
+                leases.append(Lease(record=task, lost="worker_lost" if task.worker in lost_workers else "expired"))
+        if haunted:
             await self._upkeep(sorted(haunted), now_us, "bury")
-        leases = [
-            Lease(record=t, lost="worker_lost" if t.worker in lost_workers else "expired")
-            for t in running
-            if t is not None
-            and t.state is State.RUNNING
-            and (t.worker in lost_workers or (t.lease_until_us or 0) <= now * 1000)
-        ]
-        leases.sort(key=lambda lease: (lease.record.lease_until_us, lease.record.seq))
+        leases.sort(key=lambda lease: (lease.record.lease_until_us or 0, lease.record.seq))
         return leases[:limit]
 
     async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
@@ -443,8 +444,8 @@ class RedisStorage(BaseStorage):
 
     async def _load(self, places: Sequence[tuple[str, str]], *, ended: bool = True) -> list[Record | None]:
         """The tasks of these ids in these queues, staged ones too; of one whose hash others trimmed, what its result tells."""
-        found = await self._client.pipeline([("HGETALL", f"{{{queue}}}:job:{id}") for queue, id in places])
-        tasks = [_record(queue, fields) for (queue, _), fields in zip(places, found, strict=True)]
+        found = await self._client.pipeline([("HGETALL", f"{{{queue}}}:job:{id}") for queue, id in places], wrong_type={})
+        tasks = [_record(*place, fields) for place, fields in zip(places, found, strict=True)]
         missing = [n for n, record in enumerate(tasks) if record is None]
         if not ended or not missing:
             return tasks
@@ -454,7 +455,7 @@ class RedisStorage(BaseStorage):
         found = await self._client.pipeline(commands)
         some = len(missing)
         for n, fields, result, staged in zip(missing, found[:some], found[some : 2 * some], found[2 * some :], strict=True):
-            tasks[n] = _record(places[n][0], fields)
+            tasks[n] = _record(*places[n], fields)
             if tasks[n] is None and staged is not None:
                 tasks[n] = staged_record(*places[n], staged)
             elif tasks[n] is None and result is not None:
@@ -540,8 +541,8 @@ class RedisStorage(BaseStorage):
             GroupInfo(
                 queue=queue,
                 group=group,
-                limit=max(int(found[2 * n][0] or 0), 1),
-                inflight=max(int(found[2 * n][1] or 0), 0),
+                limit=max(records.whole(found[2 * n][0] or 0), 1),
+                inflight=records.whole(found[2 * n][1] or 0),
                 ready=found[2 * n + 1],
             )
             for n, group in enumerate(shown)
@@ -662,8 +663,13 @@ def _is_queue(name: str) -> bool:
     return True
 
 
-def _record(queue: str, fields: records.Hash) -> Record | None:
-    return records.record_of(queue, fields) if b"state" in fields else None
+def _record(queue: str, id: str, fields: records.Hash) -> Record | None:
+    return records.record_of(queue, id, fields) if b"state" in fields else None
+
+
+def _can_be_taken(task: Record) -> bool:
+    """Whether a lease can be named to the script, which knows it by a token that may be no text."""
+    return task.state is State.RUNNING and "\ufffd" not in (task.token or "")
 
 
 def _text(value: bytes | str) -> str:
@@ -681,7 +687,7 @@ def _entries(entries: list[Any]) -> list[tuple[int, bytes]]:
 
 def _counts(queue: str, found: list[Any]) -> QueueCounts:
     blocked, delayed, due, waiting, running, done, dead, cancelled, paused, first, first_due, staged = found
-    moments = [int(float(pair[1])) * 1000 for pair in (first, first_due) if pair]
+    moments = [records.whole(until) * 1000 for pair in (first, first_due) for _, until in scored(pair)]
     return QueueCounts(
         queue=queue,
         staged=staged,

@@ -53,7 +53,7 @@ AHEAD = 4  # calls that are sent before the answer to the first of them is read
 
 _ALWAYS = ("lanes", "reserve", "runs")
 _ON_DEMAND = {
-    "operations": ("ending", "operations"),
+    "operations": ("ending", "aside", "operations"),
     "upkeep": ("upkeep",),
     "restore": ("restore",),
     "fan_in": ("fan_in",),
@@ -135,6 +135,16 @@ class Target:
         if self.tls:
             options["ssl"] = True
         return options
+
+
+def _is_wrong_type(answer: object) -> bool:
+    return isinstance(answer, ResponseError) and "WRONGTYPE" in str(answer)
+
+
+def _raised(answer: object) -> object:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _hosts(netloc: str) -> str:
@@ -394,15 +404,21 @@ class Client:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        """Several commands in one round trip (one per node on a cluster). Nothing here may change what must change once."""
+    async def pipeline(self, commands: Sequence[Command], wrong_type: Any = None) -> list[Any]:
+        """Several commands in one round trip (one per node on a cluster). Nothing here may change what must change once.
+
+        `wrong_type` stands in for the answer of a key that holds something else than the command is for.
+        """
         if not commands:
             return []
         async with self._looking() as client:
             pipe = client.pipeline(transaction=False)
             for command in commands:
                 pipe.execute_command(*command)
-            return await pipe.execute()
+            if wrong_type is None:
+                return await pipe.execute()
+            answers = await pipe.execute(raise_on_error=False)
+            return [wrong_type if _is_wrong_type(answer) else _raised(answer) for answer in answers]
 
     async def command(self, *command: Any) -> Any:
         async with self._looking() as client:

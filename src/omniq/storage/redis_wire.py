@@ -55,7 +55,7 @@ from omniq.operations import (
     Stage,
     Staged,
 )
-from omniq.storage.redis_records import FIELDS, Options, origin_of, record_of, state_of, words_of
+from omniq.storage.redis_records import FIELDS, Options, Origin, origin_of, record_of, state_of, whole, words_of
 from omniq.storage.redis_staging import as_text, encode_open, encode_stage, run_of
 from omniq.storage.runs import another_body, run_closed, staged_elsewhere
 
@@ -479,9 +479,10 @@ def _reserved(op: Reserve, reply: list[Any]) -> Reserved:
 def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
     """The whole of a task's fields, or of a plain one only those that the caller does not know."""
     if len(values) == len(FIELDS):
-        return record_of(queue, {name: value for name, value in zip(FIELDS, values, strict=True) if value is not None})
+        fields = {name: value for name, value in zip(FIELDS, values, strict=True) if value is not None}
+        return record_of(queue, fields[b"id"].decode(), fields)
     until, _, timeout_ms, _, created, due, _, _, found, id, payload, max_attempts = values
-    origin = origin_of(found)
+    origin = cast(Origin, origin_of(found))  # the script has read it
     options = origin.options
     return Record(
         id=id.decode(),
@@ -490,12 +491,12 @@ def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
         payload=None if options.no_payload else payload,
         encoding=options.encoding,
         origin=options.origin,
-        due_us=int(due or created) * 1000,
+        due_us=whole(due or created) * 1000,
         timeout_us=options.timeout_us,
-        lease_us=None if options.no_lease else int(timeout_ms) * 1000,
+        lease_us=None if options.no_lease else whole(timeout_ms) * 1000,
         result_ttl_us=options.result_ttl_us,
         attempts=1,
-        max_attempts=0 if options.no_max else int(max_attempts),
+        max_attempts=0 if options.no_max else whole(max_attempts),
         backoff=options.backoff,
         token=op.token,
         lease_until_us=int(until) * 1000,

@@ -164,9 +164,19 @@ function machine.block(blocker, t)
   end
 end
 
+-- Whom a task waits for, as pairs of id and queue; nil if that cannot be read.
+function machine.edges_of(t)
+  local parsed, edges = pcall(cjson.decode, t.edges or '')
+  if not parsed or type(edges) ~= 'table' then return nil end
+  for _, edge in pairs(edges) do
+    if type(edge) ~= 'table' or type(edge[1]) ~= 'string' or type(edge[2]) ~= 'string' then return nil end
+  end
+  return edges
+end
+
 function machine.forget_blockers(t)
   if not t.edges then return end
-  for _, edge in ipairs(cjson.decode(t.edges)) do run('ZREM', deps_key(queue(edge[2]), edge[1]), member(t)) end
+  for _, edge in ipairs(machine.edges_of(t) or {}) do run('ZREM', deps_key(queue(edge[2]), edge[1]), member(t)) end
   clear(t, 'edges')
 end
 
