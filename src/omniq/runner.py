@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from omniq.context import TaskContext, enter, leave, log_fields
-from omniq.errors import Refused, SerializationError, Unrecoverable
+from omniq.errors import Refused, SerializationError, StoreFull, Unrecoverable
 from omniq.errors import Retry as RetryLater
 from omniq.middleware import Middleware
 from omniq.models import Record, TaskError
@@ -256,7 +256,7 @@ class Runner:
     def joint_ended(self, ack: Ack) -> None:
         self._joint.pop((ack.id, ack.token), None)
 
-    def joint_refused(self, ack: Ack, refusal: Refused) -> Transaction | None:
+    def joint_refused(self, ack: Ack, refusal: Refused | StoreFull) -> Transaction | None:
         """The store refused what a task enqueued together with its ack: then the run has failed, and says why."""
         run = self._joint.pop((ack.id, ack.token), None)
         return None if run is None else self._store_failure(run, TaskError.of(refusal))

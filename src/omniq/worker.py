@@ -31,12 +31,13 @@ from omniq.errors import (
     OutcomeUnknown,
     Refused,
     StoreError,
+    StoreFull,
     TokenMismatch,
 )
 from omniq.heartbeat import Heartbeat
 from omniq.middleware import Middleware
 from omniq.models import Record, State, check_queue, duration_us, new_id, new_token
-from omniq.operations import Ack, Beat, Extended, Filter, Operation, Progress, Reserve, Reserved, WorkerInfo
+from omniq.operations import Ack, Beat, Enqueue, Extended, Filter, Operation, Progress, Reserve, Reserved, WorkerInfo
 from omniq.queue import AsyncTaskQueue
 from omniq.runner import Holding, Runner, holding, release
 from omniq.storage.base import BaseStorage, Result
@@ -294,6 +295,8 @@ class AsyncWorkerPool:
         except StoreError as exc:
             if isinstance(exc, DriverClosed):
                 raise
+            if isinstance(exc, StoreFull):
+                transactions = [self._without_new_tasks(transaction, exc) for transaction in transactions]
             self._unsent = transactions, repeat or isinstance(exc, OutcomeUnknown)
             await self._back_off(exc)
             return
@@ -306,6 +309,13 @@ class AsyncWorkerPool:
         if not self._first_turn.done():
             self._first_turn.set_result(None)
         self._take_answers(transactions, answers)
+
+    def _without_new_tasks(self, transaction: tuple[Operation, ...], exc: StoreFull) -> tuple[Operation, ...]:
+        """A full store takes no new tasks. A run whose end brings some has failed, so that all others can end."""
+        op = transaction[0]
+        if isinstance(op, Ack) and any(isinstance(more, Enqueue) for more in transaction):
+            return self._runner.joint_refused(op, exc) or transaction
+        return transaction
 
     async def _next_reserve(self) -> Reserve | None:
         wanted = self._wanted()

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
-from omniq.errors import DriverClosed, DuplicateId, Invalid, OutcomeUnknown, Refused, StoreError
+from omniq.errors import DriverClosed, DuplicateId, Invalid, OutcomeUnknown, Refused, StoreError, StoreFull
 from omniq.models import Record, new_token
-from omniq.operations import Operation, Release, Reserve, Reserved
+from omniq.operations import Enqueue, Operation, Release, Reserve, Reserved
 from omniq.server.jobs import GiveBack, Job, is_number
 from omniq.server.numbers import Numbers
 from omniq.server.waiting import Line, Lines, Waiter
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from omniq.server.session import Session
 
 log = logging.getLogger("omniq.server")
+
+Answer = Result | StoreFull | None
 
 LEASE_US = 30_000_000  # renewed while the connection lives; a killed server's tasks come back when it ends, at the latest
 MAX_JOBS = 1000  # per turn, so that nobody waits long for the commit of others
@@ -118,7 +120,7 @@ class Engine:
         touched: dict[Session, None] = {}
         for job, answer in zip(jobs, answers, strict=True):
             session = job.session
-            line = job.reply(answer)
+            line = job.failed(answer) if isinstance(answer, StoreFull) else job.reply(answer)
             if session is not None:
                 session.settled(line)
                 touched[session] = None
@@ -145,25 +147,36 @@ class Engine:
             jobs.append(job)
         return jobs
 
-    async def _carry_out(self, jobs: list[Job], reserves: list[Reserve]) -> tuple[list[Result | None], list[Reserved]]:
+    async def _carry_out(self, jobs: list[Job], reserves: list[Reserve]) -> tuple[list[Answer], list[Reserved]]:
         wanted = sum(job.numbers for job in jobs)
         numbers = iter(await self.numbers.take(wanted) if wanted else ())
         transactions: list[tuple[Operation, ...]] = []
         places: list[int] = []
-        answers: list[Result | None] = [None] * len(jobs)
+        answers: list[Answer] = [None] * len(jobs)
         for place, job in enumerate(jobs):
             transaction = job.transaction(numbers)
             if transaction is not None:
                 transactions.append(transaction)
                 places.append(place)
-        results = await self._apply([*transactions, *((op,) for op in reserves)])
+        results = await self._apply_what_fits([*transactions, *((op,) for op in reserves)])
         for place, result in zip(places, results, strict=False):
             answers[place] = result
         await self._renumber(jobs, answers)
         reserved = [_reserved(result) for result in results[len(places) :]]
         return answers, reserved
 
-    async def _renumber(self, jobs: list[Job], answers: list[Result | None]) -> None:
+    async def _apply_what_fits(self, transactions: list[tuple[Operation, ...]]) -> list[Result | StoreFull]:
+        """A full store has no room for new tasks; who brought some is told, and all others are served."""
+        try:
+            return list(await self._apply(transactions))
+        except StoreFull as exc:
+            old = [t for t in transactions if not _brings_tasks(t)]
+            if len(old) in (0, len(transactions)):
+                raise
+            answers = iter(await self._apply(old))
+            return [exc if _brings_tasks(t) else next(answers) for t in transactions]
+
+    async def _renumber(self, jobs: list[Job], answers: list[Answer]) -> None:
         """A task of another door may have a number for an id: then the next number is tried."""
         for place, job in enumerate(jobs):
             while isinstance(answers[place], DuplicateId):
@@ -235,8 +248,12 @@ class Engine:
                 await asyncio.sleep(0.2)
 
 
-def _reserved(result: Result) -> Reserved:
-    if isinstance(result, Refused):
+def _brings_tasks(transaction: tuple[Operation, ...]) -> bool:
+    return any(isinstance(op, Enqueue) for op in transaction)
+
+
+def _reserved(result: Result | StoreFull) -> Reserved:
+    if isinstance(result, Refused | StoreFull):
         raise result
     return cast(Reserved, result[0])
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreTooNew, StoreUnavailable
+from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreFull, StoreTooNew, StoreUnavailable
 from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
 from omniq.operations import (
     KEY_TTL_US,
@@ -110,14 +110,11 @@ class RedisStorage(BaseStorage):
         self._check_open()
         if self._store_id:
             return
-        _, _, store_id, version = await self._client.pipeline(
-            [
-                ("HSETNX", INFO, "store_id", new_id()),
-                ("HSETNX", INFO, "format", FORMAT),
-                ("HGET", INFO, "store_id"),
-                ("HGET", INFO, "format"),
-            ]
-        )
+        asked = ("HMGET", INFO, "store_id", "format")
+        store_id, version = await self._client.command(*asked)
+        if store_id is None or version is None:  # a store that is there is opened without a write: its server may be full
+            made = [("HSETNX", INFO, "store_id", new_id()), ("HSETNX", INFO, "format", FORMAT)]
+            *_, (store_id, version) = await self._client.pipeline([*made, asked])
         if int(version) > FORMAT:
             raise StoreTooNew(f"{mask(self.url)} has format {int(version)}, this omniq knows {FORMAT}: upgrade omniq")
         durability = await self._durability()
@@ -188,8 +185,7 @@ class RedisStorage(BaseStorage):
         self._check_open()
         new = self._new_queues(transactions)
         if new:
-            self._client.command_blocking("SADD", QUEUES, *new)
-            self._known |= new
+            self._list_blocking(new)
         now = None if now_us is None else wire.ms_down(now_us)
         if len(transactions) == 1:
             flags = ("e" if self.events_on else "") + ("c" if self._target.cluster else "") + ("a" if repeat else "")
@@ -198,17 +194,23 @@ class RedisStorage(BaseStorage):
                 reply = self._client.script_blocking(self._key(transactions), *call)
                 return [publish_answer(transactions[0], self._heard(reply))]
         if not self._target.cluster:
-            return self._apply_flying(transactions, now, repeat)
+            try:
+                return self._apply_flying(transactions, now, repeat)
+            except StoreFull:  # the first call is answered before a second one flies: nothing happened
+                packed = wire.Packed(transactions)
+                if wire.grows(packed.entries):
+                    raise
+                return packed.read(self._script_blocking(self._key(transactions), packed.entries, now, repeat))
         answers: list[Result] = []
         for part in _parts(transactions):
             plan = Plan(part, self._slot_of, repeat)
             for key, step in plan.steps():
                 try:
-                    reply = self._client.script_blocking(key, self._call(step.entries, now, repeat))
+                    found = self._script_blocking(key, step.entries, now, repeat)
                 except StoreUnavailable as exc:
                     step.miss(exc)
                 else:
-                    step.take(self._heard(reply))
+                    step.take(found)
             answers += plan.answers
         return answers
 
@@ -235,8 +237,11 @@ class RedisStorage(BaseStorage):
                     return f"{{{op.queue}}}:meta"
         return f"{{{STORE}}}:meta"
 
-    def _call(self, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> bytes:
+    def _call(self, transactions: Sequence[wire.Entry], now: int | None, repeat: bool, full: bool = False) -> bytes:
+        """`full`: go beyond `maxmemory`, on a server that has none left."""
         call: dict[str, Any] = {"transactions": transactions, "events": self.events_on}
+        if full:
+            call["full"] = True
         if now is not None:
             call["now"] = now
         if repeat:
@@ -246,7 +251,21 @@ class RedisStorage(BaseStorage):
         return wire.encode_call(call)
 
     async def _script(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
-        return self._heard(await self._client.script(key, self._call(transactions, now, repeat)))
+        try:
+            return self._heard(await self._client.script(key, self._call(transactions, now, repeat)))
+        except StoreFull:
+            if wire.grows(transactions):
+                raise
+            return self._heard(await self._client.script(key, self._call(transactions, now, repeat, full=True)))
+
+    def _script_blocking(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
+        """`_script` from any thread."""
+        try:
+            return self._heard(self._client.script_blocking(key, self._call(transactions, now, repeat)))
+        except StoreFull:
+            if wire.grows(transactions):
+                raise
+            return self._heard(self._client.script_blocking(key, self._call(transactions, now, repeat, full=True)))
 
     def _heard(self, reply: list[Any]) -> list[Any]:
         """The answers of a call; who waits in this process is told."""
@@ -264,9 +283,21 @@ class RedisStorage(BaseStorage):
     async def _list(self, names: Iterable[str]) -> None:
         """Put queues on the store's list before their first use, also those that only other clients feed."""
         new = set(names) - self._known
-        if new:
+        if not new:
+            return
+        try:
             await self._client.command("SADD", QUEUES, *new)
-            self._known |= new
+        except StoreFull:  # those that are on it need nothing; of the others nothing new comes in now
+            new &= {_text(name) for name in await self._client.command("SMEMBERS", QUEUES)}
+        self._known |= new
+
+    def _list_blocking(self, new: set[str]) -> None:
+        """`_list` from any thread."""
+        try:
+            self._client.command_blocking("SADD", QUEUES, *new)
+        except StoreFull:
+            new = new & {_text(name) for name in self._client.command_blocking("SMEMBERS", QUEUES)}
+        self._known |= new
 
     async def _upkeep(self, queues: Iterable[str], now_us: int | None, kind: str, **fields: Any) -> list[Any]:
         """One upkeep operation on each queue; their answers."""
@@ -287,7 +318,7 @@ class RedisStorage(BaseStorage):
         if n < 1:
             raise Invalid(f"allocate_ids({n}): ask for at least one")
         client = await self._opened()
-        return int(await client.command("INCRBY", IDS, n)) - n + 1
+        return int(await client.command_anyway("INCRBY", IDS, n)) - n + 1
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -611,7 +642,7 @@ class RedisStorage(BaseStorage):
         check_queue(queue)
         client = await self._opened()
         await self._list([queue])
-        await client.command("SET", f"{{{queue}}}:paused", "1")
+        await client.command_anyway("SET", f"{{{queue}}}:paused", "1")
 
     async def resume(self, queue: str) -> bool:
         check_queue(queue)

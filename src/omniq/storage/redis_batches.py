@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from omniq.errors import DriverClosed, StoreError
+from omniq.errors import DriverClosed, StoreError, StoreFull
 from omniq.storage.redis_wire import Entry
 
 Script = Callable[[str, Sequence[Entry], int | None, bool], Awaitable[list[Any]]]
@@ -69,11 +69,22 @@ class Batches:
             self._lines.pop(kind, None)
 
     async def _send(self, kind: Kind, line: _Line, together: list[_Waiting]) -> None:
+        try:
+            if not await self._carry(kind, together):
+                for call in together:
+                    await self._carry(kind, [call])
+        finally:
+            self._landed(kind, line)
+
+    async def _carry(self, kind: Kind, together: list[_Waiting]) -> bool:
+        """Send these as one and tell each caller; False, and nothing was done, if each has to be sent by itself."""
         _, now, repeat = kind
         entries = [entry for call in together for entry in call.entries]
         try:
             answers = await self._script(together[0].key, entries, now, repeat)
         except BaseException as exc:
+            if isinstance(exc, StoreFull) and len(together) > 1:  # there is no room for what some of them bring
+                return False
             told = exc if isinstance(exc, Exception) else DriverClosed("the event loop ends")
             for call in together:
                 if not call.future.done():
@@ -86,8 +97,7 @@ class Batches:
                 if not call.future.done():
                     call.future.set_result(answers[start : start + len(call.entries)])
                 start += len(call.entries)
-        finally:
-            self._landed(kind, line)
+        return True
 
 
 def _next_call(waiting: list[_Waiting]) -> list[_Waiting]:

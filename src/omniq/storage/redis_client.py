@@ -59,6 +59,8 @@ _ON_DEMAND = {
     "fan_in": ("fan_in",),
     "staging": ("staging",),
 }
+# A full server refuses the first write of a script if that needs memory, and none that comes after another one.
+_ANYWAY = "redis.call('DEL', KEYS[1] .. ':none') return redis.call(unpack(ARGV))"
 _LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.TimeoutError)
 _FAILED = (RedisError, RedisClusterException)
 _RESENDS = 0  # the library's own would send a call twice; what a cluster's node redirects was not carried out and goes on
@@ -273,7 +275,7 @@ class Client:
             async with asyncio.timeout(ANSWER_S):
                 connection = await pool.get_connection()
         except _LOST as exc:
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+            raise self._away(exc) from exc
 
         async def ask(*command: Any) -> Any:
             await connection.send_command(*command)
@@ -317,7 +319,7 @@ class Client:
         try:
             connection = self._take(pool)
         except _LOST as exc:
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+            raise self._away(exc) from exc
         flying = 0
         try:
             for n, call in enumerate(calls):
@@ -350,7 +352,7 @@ class Client:
         try:
             connection = self._take(pool)
         except _LOST as exc:
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+            raise self._away(exc) from exc
 
         def ask(*command: Any) -> Any:
             connection.send_command(*command)
@@ -398,7 +400,7 @@ class Client:
             client: Any = self.of_threads()
             return client.execute_command(*command)
         except (*_LOST, RedisClusterException) as exc:
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+            raise self._away(exc) from exc
         except RedisError as exc:
             raise self.translate(exc) from exc
 
@@ -423,6 +425,13 @@ class Client:
     async def command(self, *command: Any) -> Any:
         async with self._looking() as client:
             return await client.execute_command(*command)
+
+    async def command_anyway(self, *command: Any) -> Any:
+        """`command`, also on a server that is full: for what takes next to no room, and has its key as first argument."""
+        try:
+            return await self.command(*command)
+        except StoreFull:
+            return await self.command("EVAL", _ANYWAY, 1, command[1], *command)
 
     async def configuration(self, names: str) -> dict[Any, Any]:
         """What the server tells of its settings, or one of the nodes of a cluster."""
@@ -457,7 +466,7 @@ class Client:
         except (*_LOST, RedisClusterException) as exc:
             if nodes is not None:
                 nodes.stale = True
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+            raise self._away(exc) from exc
         except RedisError as exc:
             raise self.translate(exc) from exc
 
@@ -466,6 +475,11 @@ class Client:
     @property
     def name(self) -> str:
         return mask(self.target.url)
+
+    def _away(self, exc: BaseException) -> StoreError:
+        if isinstance(exc, AuthenticationError):  # trying again does not help
+            return StoreError(f"{self.name} refuses this user or password: {exc}")
+        return StoreUnavailable(f"cannot reach {self.name}: {exc}")
 
     def _unanswered(self, exc: BaseException) -> StoreError:
         if isinstance(exc, BusyLoadingError | AuthenticationError):

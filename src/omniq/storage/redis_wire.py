@@ -94,6 +94,14 @@ def encode_operation(op: Operation) -> dict[str, Any]:
     return made
 
 
+_GROWING = {"enqueue", "enqueues", "openrun", "stage", "commitrun", "restore", "restore_events", "openfanin"}
+
+
+def grows(entries: Sequence[Entry]) -> bool:
+    """Whether a call brings in something new, which a full server has no room for; all others end, extend or delete."""
+    return any(op["kind"] in _GROWING for entry in entries for op in entry)
+
+
 class Packed:
     """Transactions as the script reads them, and how its answers are read. Equal neighbours travel as one run.
 

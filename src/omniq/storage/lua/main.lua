@@ -124,6 +124,10 @@ local function tell()
   return names
 end
 
+-- A server that is full refuses the first write of a script if that needs memory, and none that comes after another write. So a
+-- call that ends or extends what is there begins with one that changes nothing.
+if request.full then run('DEL', KEYS[1]) end
+
 local answers = {}
 for i, ops in ipairs(request.transactions) do answers[i] = machine.transaction(ops) end
 store.flush()
