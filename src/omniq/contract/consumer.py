@@ -273,7 +273,8 @@ class Consumer:
         else:
             again = next_run(record, self._storage.clock()) if record.interval_us else None
             token = cast(str, record.token)
-            ended = Ack(queue=record.queue, id=record.id, token=token, late=True, ran_us=_ran_us(run), again_us=again)
+            ran_us = _ran_us(run)
+            ended = Ack(queue=record.queue, id=record.id, token=token, late=True, ran_us=ran_us, again_us=again, listed=True)
         self._end(run, ended)
 
     def _end(self, run: _Run, ended: Operation) -> None:

@@ -146,7 +146,7 @@ def _shape(transaction: Sequence[Operation]) -> tuple[Any, ...] | None:
     if isinstance(first, Ack):
         if len(transaction) > 1 or first.again_us is not None:
             return None
-        return (False, Ack, first.queue, first.late, first.encoding)
+        return (False, Ack, first.queue, first.late, first.encoding, first.listed)
     if not isinstance(first, Enqueue):
         return None
     shape = enqueue_shape(first)
@@ -191,7 +191,8 @@ def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
     if isinstance(first, Ack):
         for op in cast("Sequence[Ack]", ops):
             rows += (op.id, op.token, False if op.result is None else blob(op.result), blob(_ack_data(op)))
-        return {"kind": "acks", "queue": first.queue, "late": first.late, "encoding": first.encoding, "rows": rows}
+        kept = {"listed": True} if first.listed else {}
+        return {"kind": "acks", "queue": first.queue, "late": first.late, "encoding": first.encoding, "rows": rows, **kept}
     assert isinstance(first, Enqueue)
     for op in cast("Sequence[Enqueue]", ops):
         rows += (op.id, blob(b"null" if op.payload is None else op.payload), op.fingerprint)
@@ -325,7 +326,8 @@ def _ack_data(op: Ack) -> bytes:
 
 def _ack(op: Ack) -> dict[str, Any]:
     again = maybe_up(op.again_us)
-    return {**_held(op), "result": op.result, "encoding": op.encoding, "data": _ack_data(op), "again": again}
+    end = {"result": op.result, "encoding": op.encoding, "data": _ack_data(op), "again": again, "listed": op.listed or None}
+    return {**_held(op), **end}
 
 
 def _failure(op: Retry | Fail) -> dict[str, Any]:

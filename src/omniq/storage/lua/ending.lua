@@ -34,6 +34,12 @@ local function put_back(t)
   lanes.move(t, 'wait', true)
 end
 
+-- Whether a job goes with its entry in `completed`, once the contract has ended it. A task that Python enqueued does not: it has a
+-- time of its own.
+function machine.is_listed(t)
+  return t.name == '*' or t.foreign or run('HGET', t.key, 'foreign') == '1'
+end
+
 -- The lease is over and the result kept. With `again` the same task runs once more: the caller places it.
 function machine.finish(t, state, result, token, again)
   local q = t.q

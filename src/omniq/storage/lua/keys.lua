@@ -24,7 +24,8 @@ Ours alone; other clients work without them:
   base:o:meta            hash    seq, events (last number), first (oldest event kept), turn (last score in groups:ready), swept
   base:o:tasks           zset    every task that we know, by seq, the order of insertion
   base:o:end:<id>        hash    a task that was cancelled, until its result expires
-  base:o:done, :cancelled, :results   zset    ended tasks, and results of tasks that go on; score: when they expire
+  base:o:done, :cancelled, :results   zset    ended tasks, and results of tasks that go on; score: when they expire, or inf for a
+                                 job that the contract ended: it goes with its entry in `completed`
   base:o:res:<id>        string  how the last run ended: a line of numbers, the error as JSON, the result
   base:o:blocked         zset    tasks that wait for others
   base:o:deps:<id>       zset    who waits for this task, as "queue id"; score: seq

@@ -221,6 +221,7 @@ end
 
 function write.ack(op, t)
   local again = not t.cancel and op.again or nil
+  t.listed = op.listed and not again and machine.is_listed(t)
   local ttl_ms = machine.finish(t, 'completed', {data = op.result, encoding = op.encoding}, op.token, again)
   log.note(t, 'succeeded', op.data, 'completed')
   t.q.finished = true

@@ -108,6 +108,7 @@ local function ack(q, op, id, token, result, data)
   local own, _, ttl_ms, name = store.read_origin(v[7])
   local created = v[8]
   if not created or own ~= created or not moment(v[9]) or v[10] and string.find(v[10], '%D') then return false end
+  if op.listed and name ~= '*' then return false end
   if ttl_ms == 0 or not (op.late or number(v[3]) > now) then return false end
   ttl_ms = ttl_ms or DEFAULT_TTL_MS
   run('HSET', q.job .. id, 'state', 'completed', 'lease_token', '', 'lock_until_ms', '', 'ended_by', token, 'completed_ms', NOW,
@@ -118,7 +119,7 @@ local function ack(q, op, id, token, result, data)
       'PX', TEXT[ttl_ms + GRACE_MS])
   remove(q, 'active', id)
   remove(q, 'idx:active', id)
-  add(q, 'o:done', TEXT[now + ttl_ms], id)
+  add(q, 'o:done', op.listed and 'inf' or TEXT[now + ttl_ms], id)
   add(q, 'idx:completed', NOW, id)
   q.completed[#q.completed + 1] = id
   ended_tasks[#ended_tasks + 1] = id
@@ -143,7 +144,7 @@ function runs.acks(op)
     else
       answers[#answers + 1] = machine.transaction({{
         kind = 'ack', queue = op.queue, id = id, token = token, late = op.late, encoding = op.encoding, result = result or nil,
-        data = data,
+        data = data, listed = op.listed,
       }})
     end
   end

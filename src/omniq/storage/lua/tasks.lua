@@ -302,6 +302,7 @@ end
 local function score_of(t, name)
   if name == 'delayed' then return digits(t.due_ms) end
   if name == 'active' then return digits(t.lock_until_ms) end
+  if name == 'o:done' and t.listed then return 'inf' end
   if name == 'o:done' or name == 'o:cancelled' then return digits(t.expires_ms or now) end
   if name == 'o:blocked' then return digits(t.seq) end
   return t.since and digits(t.since) or NOW
@@ -338,7 +339,7 @@ local function write_hash(t)
   end
 end
 
--- The contract lists 100 completed jobs and deletes what drops out. One of ours only leaves the list: its hash stays as long as
+-- The contract lists 100 completed jobs and deletes what drops out. A task of ours only leaves the list: its hash stays as long as
 -- its result. One that was published anew meanwhile is not touched either.
 local function write_completed(q)
   in_parts('LPUSH', q.base .. 'completed', q.completed)
@@ -351,9 +352,13 @@ local function write_completed(q)
     local ours = run('ZMSCORE', q.o .. 'done', unpack(out, i, last))
     for k = i, last do
       local id = out[k]
+      local expires = ours[k - i + 1]
       remove(q, 'idx:completed', id)
-      if not ours[k - i + 1] and run('HGET', job_key(q, id), 'state') == 'completed' then
-        run('DEL', job_key(q, id))
+      if (not expires or expires == 'inf') and redis.pcall('HGET', job_key(q, id), 'state') == 'completed' then
+        run('DEL', job_key(q, id), q.o .. 'res:' .. id)
+        remove(q, 'o:done', id)
+        remove(q, 'o:tasks', id)
+        cache[slot(q, id)] = false
       end
     end
   end

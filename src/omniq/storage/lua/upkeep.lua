@@ -44,7 +44,7 @@ local function settle_completed(t)
   set(t, 'finished_ms', NOW)
   store.save_result(t, CODE.completed, {ends = true}, false, t.expires_ms - now)
   log.note(t, 'succeeded', '{"foreign":true}')
-  run('ZADD', q.o .. 'done', digits(t.expires_ms), t.id)
+  run('ZADD', q.o .. 'done', machine.is_listed(t) and 'inf' or digits(t.expires_ms), t.id)
   ended_tasks[#ended_tasks + 1] = t.id
   if t.deps then machine.free(q, t.id) end
 end
@@ -237,6 +237,20 @@ local function purge_ended(q, name, upto, limit)
   return #ids
 end
 
+-- Other clients trim the list of completed jobs without knowing our books.
+local function purge_trimmed(q, limit)
+  local gone = 0
+  for _, id in ipairs(run('ZRANGEBYSCORE', q.o .. 'done', 'inf', 'inf', 'LIMIT', 0, COMPLETED_KEEP + limit)) do
+    if run('EXISTS', job_key(q, id)) == 0 then
+      run('DEL', q.o .. 'res:' .. id)
+      run('ZREM', q.o .. 'done', id)
+      run('ZREM', q.o .. 'tasks', id)
+      gone = gone + 1
+    end
+  end
+  return gone
+end
+
 local function purge_dead(q, upto, limit)
   local ids = run('ZRANGEBYSCORE', q.base .. 'idx:failed', '-inf', upto, 'LIMIT', 0, limit)
   for _, id in ipairs(ids) do
@@ -330,6 +344,7 @@ function upkeep.purge(op)
   local upto = NOW
   local gone = 0
   for _, name in ipairs({'done', 'cancelled', 'results'}) do gone = gone + purge_ended(q, name, upto, op.limit) end
+  gone = gone + purge_trimmed(q, op.limit)
   if op.dead_before then
     gone = gone + purge_dead(q, digits(op.dead_before), op.limit) + purge_corrupt(q, op.dead_before)
   end
