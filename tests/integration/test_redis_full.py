@@ -245,6 +245,35 @@ def test_a_new_store_on_a_full_server_says_that_it_is_full(url: str) -> None:
     asyncio.run(main())
 
 
+# -- a replica ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("door", ["apply", "apply_blocking"])
+def test_a_replica_is_unavailable_for_what_changes_and_can_be_looked_at(server: Server, url: str, door: str) -> None:
+    async def main() -> None:
+        async with RedisStorage(url) as storage:
+            await storage.apply([(task("a"),)])
+        async with RedisStorage(url) as storage:
+            with server.client() as client:
+                client.replicaof("127.0.0.1", free_port())
+            try:
+                for op in (task("b"), Reserve(queues=(Q,), token=new_token()), Beat(info=INFO), Cancel(queue=Q, id="a")):
+                    called = storage.apply([(op,)]) if door == "apply" else asyncio.to_thread(storage.apply_blocking, [(op,)])
+                    with pytest.raises(StoreUnavailable, match="read only replica"):
+                        await called
+                for call in (storage.pause(Q), storage.allocate_ids(1), storage.sweep(), storage.set_group_limit(Q, "g", 2)):
+                    with pytest.raises(StoreUnavailable, match="read only replica"):
+                        await call
+                assert [c.ready for c in await storage.counts()] == [1]
+                assert await storage.get("a") is not None
+            finally:
+                with server.client() as client:
+                    client.execute_command("REPLICAOF", "NO", "ONE")
+            assert len(await reserve(storage)) == 1
+
+    asyncio.run(main())
+
+
 # -- an absent server --------------------------------------------------------------------------------
 
 

@@ -30,12 +30,15 @@ from redis.crc import key_slot
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
+    ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -64,7 +67,9 @@ _ANYWAY = "redis.call('DEL', KEYS[1] .. ':none') return redis.call(unpack(ARGV))
 _LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.TimeoutError)
 _FAILED = (RedisError, RedisClusterException)
 _RESENDS = 0  # the library's own would send a call twice; what a cluster's node redirects was not carried out and goes on
-_NOT_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "BUSY", "NOAUTH", "NOPERM")
+# What passes: of some the library drops the first word, in which a server says what is the matter, and makes a class of it.
+_NOT_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "BUSY")
+_NOT_NOW_KINDS = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
 
 
 def load_script() -> str:
@@ -444,7 +449,7 @@ class Client:
         try:
             async with self._looking() as client:
                 return [key.decode("utf-8", "replace") async for key in client.scan_iter(pattern, count=1000, **target)]
-        except StoreUnavailable as exc:
+        except StoreError as exc:
             if not isinstance(exc.__cause__, NoPermissionError):
                 raise
             return []
@@ -492,7 +497,7 @@ class Client:
         if isinstance(exc, OutOfMemoryError) or text.startswith("OOM") or "OOM command not allowed" in text:
             return StoreFull(f"{self.name} is out of memory: raise maxmemory, and keep maxmemory-policy noeviction")
         if (
-            isinstance(exc, (*_LOST, RedisClusterException))
+            isinstance(exc, (*_LOST, *_NOT_NOW_KINDS, RedisClusterException))
             or text.startswith(_NOT_NOW)
             or any(f"-{word}" in text for word in _NOT_NOW)
         ):

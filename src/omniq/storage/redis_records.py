@@ -249,10 +249,13 @@ def _foreign_backoff(fields: Hash) -> str:
 
 
 def _finished_us(fields: Hash, state: State) -> int | None:
+    """When the last run ended. `finished_ms` alone may tell of an earlier one: of a series, or before others ended it."""
     found = _us(fields, b"finished_ms")
-    if found is None and state is State.DONE:
-        return _us(fields, b"completed_ms")
-    return _us(fields, b"failed_ms") if found is None and state is State.DEAD else found
+    ended = _us(fields, _ENDED[state]) if state in _ENDED else None
+    return max(found or 0, ended) if ended is not None else found
+
+
+_ENDED = {State.DONE: b"completed_ms", State.DEAD: b"failed_ms"}
 
 
 def _error_of(fields: Hash) -> TaskError | None:

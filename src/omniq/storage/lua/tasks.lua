@@ -90,13 +90,21 @@ local function warm(t, v, from)
   t.dead_queue = dead and #dead <= 128 and string.find(dead, '^[%w._-]+$') and dead or nil
 end
 
+local function warm_up(t, field)
+  if not COLD[field] or rawget(t, 'warm') then return false end
+  warm(t, run('HMGET', t.key, unpack(FIELDS, HOT + 1, KNOWN)), 0)
+  return true
+end
+
 local Task = {
   __index = function(t, field)
-    if COLD[field] and not rawget(t, 'warm') then
-      warm(t, run('HMGET', t.key, unpack(FIELDS, HOT + 1, KNOWN)), 0)
-      return rawget(t, field)
-    end
+    if warm_up(t, field) then return rawget(t, field) end
     return nil
+  end,
+  -- else what is stored would come back over what was set, or cleared, before it was read
+  __newindex = function(t, field, value)
+    warm_up(t, field)
+    rawset(t, field, value)
   end,
 }
 
