@@ -295,8 +295,9 @@ class AsyncWorkerPool:
         except StoreError as exc:
             if isinstance(exc, DriverClosed):
                 raise
-            if isinstance(exc, StoreFull):
-                transactions = [self._without_new_tasks(transaction, exc) for transaction in transactions]
+            full = exc if isinstance(exc, StoreFull) else exc.__cause__  # a cluster may have one node that is
+            if isinstance(full, StoreFull):
+                transactions = [self._without_new_tasks(transaction, full) for transaction in transactions]
             self._unsent = transactions, repeat or isinstance(exc, OutcomeUnknown)
             await self._back_off(exc)
             return

@@ -175,7 +175,7 @@ class RedisStorage(BaseStorage):
         for key, part in plan.steps():
             try:
                 answers = await self._script(key, part.entries, now, repeat)
-            except StoreUnavailable as exc:
+            except (StoreUnavailable, StoreFull) as exc:
                 part.miss(exc)
             else:
                 part.take(answers)
@@ -207,7 +207,7 @@ class RedisStorage(BaseStorage):
             for key, step in plan.steps():
                 try:
                     found = self._script_blocking(key, step.entries, now, repeat)
-                except StoreUnavailable as exc:
+                except (StoreUnavailable, StoreFull) as exc:
                     step.miss(exc)
                 else:
                     step.take(found)

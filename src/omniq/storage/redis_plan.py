@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from omniq.errors import CrossQueue, OutcomeUnknown, StoreUnavailable
+from omniq.errors import CrossQueue, OutcomeUnknown, StoreFull, StoreUnavailable
 from omniq.operations import Beat, CountFanIn, Enqueue, OnRun, OnTask, OpenFanIn, Operation, Reserve, Reserved, Stage
 from omniq.storage import redis_wire as wire
 from omniq.storage.checks import Transaction
@@ -26,17 +26,17 @@ class Part:
         self._plan.carried_out = True
         self._take(self._packed.read(answers))
 
-    def miss(self, exc: StoreUnavailable) -> None:
-        """The node of this slot is away."""
+    def miss(self, exc: StoreUnavailable | StoreFull) -> None:
+        """The node of this slot is away, or has no room."""
         self._plan.fail(exc)
 
 
 class Share(Part):
     """A queue's share of a `Reserve`: while its node is away, the other queues have their turn."""
 
-    away: StoreUnavailable | None = None
+    away: StoreUnavailable | StoreFull | None = None
 
-    def miss(self, exc: StoreUnavailable) -> None:
+    def miss(self, exc: StoreUnavailable | StoreFull) -> None:
         self.away = exc
 
 
@@ -48,7 +48,7 @@ class Plan:
         self.answers: list[Any] = [None] * len(transactions)
         self.carried_out = False
 
-    def fail(self, exc: StoreUnavailable) -> None:
+    def fail(self, exc: StoreUnavailable | StoreFull) -> None:
         """That nothing happened is true only as long as no other slot has done its part."""
         if not self.carried_out:
             raise exc
@@ -86,7 +86,7 @@ class Plan:
         parts.clear()
 
     def _reserve(self, n: int, op: Reserve) -> Iterable[tuple[str, Part]]:
-        whole, away = Reserved(tasks=[]), list[StoreUnavailable]()
+        whole, away = Reserved(tasks=[]), list[StoreUnavailable | StoreFull]()
         kind = Part if self._repeat else Share  # a repeat has to find what the first call may have leased
         for queue in op.queues:
             left = op.limit - len(whole.tasks)  # with nothing left a queue still tells of its pause and its next moment
