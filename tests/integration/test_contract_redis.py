@@ -233,6 +233,19 @@ async def _end_in_python(oq: OmniQ, job: Job) -> None:
     await oq.queue.storage.apply([(Ack(queue="q", id=job.job_id, token=job.lease_token, result=b"1"),)])
 
 
+def test_a_job_that_names_its_function_goes_with_its_entry_too(client: ContractClient, db: redis.Redis) -> None:
+    now = client.now_ms()
+    fields = {"id": "theirs", "payload": '{"func":"app:job"}', "state": "active", "attempt": 1, "created_ms": now}
+    db.hset("{q}:job:theirs", mapping={**fields, "lease_token": "t" * 24, "lock_until_ms": now + 9000, "timeout_ms": 9000})
+    db.zadd("{q}:active", {"theirs": now + 9000})
+    db.zadd("{q}:idx:active", {"theirs": now})
+    client.ack_success("q", "theirs", "t" * 24)  # another client has leased it
+    assert db.zscore("{q}:o:done", "theirs") == float("inf")
+    finish(client, 100)
+    assert keys_of(db, "theirs") == []
+    check_books(db)
+
+
 def test_what_other_clients_trimmed_leaves_our_books(client: ContractClient, db: redis.Redis) -> None:
     finish(client, 3)
     gone = db.rpop("{q}:completed")

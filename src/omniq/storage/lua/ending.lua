@@ -37,7 +37,7 @@ end
 -- Whether a job goes with its entry in `completed`, once the contract has ended it. A task that Python enqueued does not: it has a
 -- time of its own.
 function machine.is_listed(t)
-  return t.name == '*' or t.foreign or run('HGET', t.key, 'foreign') == '1'
+  return t.name == '*' or t.adopted or run('HGET', t.key, 'foreign') == '1'
 end
 
 -- The lease is over and the result kept. With `again` the same task runs once more: the caller places it.

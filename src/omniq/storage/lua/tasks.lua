@@ -207,7 +207,7 @@ end
 -- A task that another client published, or published again under our feet: from now on it is in our books too.
 function store.adopt(t)
   if not t.foreign then return end
-  t.foreign = false
+  t.foreign, t.adopted = false, true
   local q = t.q
   local payload = run('HGET', t.key, 'payload') or ''
   local parsed, body = pcall(cjson.decode, payload)
