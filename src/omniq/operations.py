@@ -87,12 +87,17 @@ class Held(OnTask, frozen=True, gc=False, kw_only=True):
 
 
 class Ack(Held, frozen=True, gc=False, kw_only=True):
-    """The run succeeded. With `again_us` the same task is scheduled for that moment."""
+    """The run succeeded. With `again_us` the same task is scheduled for that moment.
+
+    `listed` is how the contract ends a job: where its clients share a list of completed jobs, the job is kept as long as that
+    names it.
+    """
 
     result: bytes | None = None
     encoding: str = "json"
     ran_us: int | None = None
     again_us: int | None = None
+    listed: bool = False
 
 
 class Retry(Held, frozen=True, gc=False, kw_only=True):

@@ -62,8 +62,8 @@ def parse_backoff(text: str) -> Backoff:
         raise ConfigError(f"backoff {text[:140]!r}: write it like {Backoff()!s}") from exc
 
 
-def _backoff_of(task: Record) -> Backoff:
-    """The policy of a task that is there already. One that cannot be read is the default: the task must be able to end."""
+def backoff_of(task: Record) -> Backoff:
+    """The policy of a stored task. What was damaged since, or written by another program, must not keep it from ending."""
     try:
         return parse_backoff(task.backoff)
     except ConfigError:
@@ -99,7 +99,7 @@ def after_failure(
     held: dict[str, Any] = {"queue": task.queue, "id": task.id, "token": task.token, "late": late}
     if final or task.attempts >= max_attempts(task):
         return Fail(**held, error=error, ran_us=ran_us, again_us=next_run(task, now_us))
-    delay = after_us if after_us is not None else _backoff_of(task).delay_us(task.attempts, random)
+    delay = after_us if after_us is not None else backoff_of(task).delay_us(task.attempts, random)
     return Retry(**held, error=error, delay_us=delay, ran_us=ran_us)
 
 
@@ -175,7 +175,7 @@ def after_loss(lease: Lease, now_us: int, random: float) -> Operation:
         return Fail(**held, error=error, lost=lost, again_us=next_run(task, now_us))
     if task.cancel_requested:
         return Cancel(**held, lost=lost, error=error)
-    policy = _backoff_of(task)
+    policy = backoff_of(task)
     delay = None
     if policy.loss == "backoff":
         delay = policy.delay_us(task.attempts, random)

@@ -66,7 +66,7 @@ class MsgspecSerializer:
     def decode(self, data: bytes) -> Any:
         try:
             return _decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError) as exc:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
             raise SerializationError(f"stored value is not valid JSON: {exc}") from exc
 
 

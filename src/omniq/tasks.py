@@ -343,7 +343,7 @@ class Resolver:
             raise NotRunnable(
                 f"no task named {path!r} is registered in this worker: import the module that has @omniq.task(name={path!r}), "
                 f"for example with 'omniq worker that.module'",
-                unknown=True,
+                unknown=bool(path),  # no task can have an empty name
             )
         if self._allow is not None and module_name not in self._allow:
             if module_name == "__main__":

@@ -101,3 +101,35 @@ def test_top_is_left_at_once_while_the_server_is_frozen(sh: Shell, server: Serve
             assert terminal.ended(5) == code
         finally:
             os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["alone", "supervised"])
+def test_a_worker_waits_for_a_server_that_is_away_when_it_starts(sh: Shell, server: Server, options: tuple[str, ...]) -> None:
+    id = sh.put()
+    server.kill()
+    worker = sh.start("worker", "jobs", "--drain-and-exit", *options)
+    sh.until_said("no work yet: cannot reach redis://omniq:***@")
+    server.start()
+    assert worker.wait(30) == 0
+    assert sh.ok("result", id).out == "1\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_waits_for_its_server_is_stopped_at_once(sh: Shell, server: Server, number: int) -> None:
+    server.kill()
+    worker = sh.start("worker", "jobs")
+    sh.until_said("no work yet")
+    assert sh.interrupt(worker, number) == 0
+
+
+def test_a_full_server_is_looked_at_and_worked_off(sh: Shell, server: Server) -> None:
+    id = sh.put()
+    with server.client() as client:
+        client.config_set("maxmemory", "1")
+    refused = sh("enqueue", "jobs:add", "[1]")
+    assert refused.code == 1
+    assert "is out of memory: raise maxmemory" in refused.sentence()
+    assert sh.ok("queues", "--json").json()[0]["ready"] == 1
+    sh.work()
+    assert sh.ok("result", id).out == "1\n"
+    assert sh.ok("doctor").code == 0

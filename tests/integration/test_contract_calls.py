@@ -266,6 +266,19 @@ def test_a_failed_run_is_retried_and_the_last_one_fails(client: ContractClient) 
     assert (record.last_error.type, record.last_error.message) == ("ValueError", "again")
 
 
+@pytest.mark.parametrize("backoff_ms", [0, 5000])
+@pytest.mark.parametrize("at", [1_000_000, T - 2 * HOUR, T + HOUR], ids=["long ago", "an hour ago", "in two hours"])
+def test_a_retry_is_due_by_the_clock_that_was_given(client: ContractClient, at: int, backoff_ms: int) -> None:
+    job_id = client.publish("q", {}, backoff_ms=backoff_ms)
+    assert client.ack_fail("q", job_id, take(client).lease_token, at) == ("RETRY", at + backoff_ms)
+    task = asyncio.run(client.storage.get(job_id, "q"))
+    assert task is not None
+    assert task.due_us == (at + backoff_ms) * 1000
+    if backoff_ms:
+        assert client.reserve("q", at + backoff_ms - 1) is None
+    assert take(client, at=at + backoff_ms).job_id == job_id
+
+
 def test_the_error_of_a_failed_run_is_optional(client: ContractClient) -> None:
     job_id = client.publish("q", {}, max_attempts=1)
     assert client.ack_fail("q", job_id, take(client).lease_token, T) == ("FAILED", None)

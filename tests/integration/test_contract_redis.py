@@ -1,5 +1,6 @@
 """The keys that a client of the contract leaves in Redis, and the old failures that they must not show again."""
 
+import asyncio
 import json
 import random
 import time
@@ -10,7 +11,9 @@ import pytest
 import redis
 from support.redis_server import Server
 
+from omniq import OmniQ, TaskStatus
 from omniq.contract import ContractClient, Job, LeaseLost
+from omniq.operations import Ack, Retention
 
 T = ContractClient.now_ms() + 3_600_000
 
@@ -179,6 +182,94 @@ def test_a_job_that_waits_again_is_not_trimmed_with_its_older_self(client: Contr
     assert json.loads(take(client).payload) == {"n": 2}
     assert db.llen("{q}:completed") == 100
     check_books(db)
+
+
+def keys_of(db: redis.Redis, job_id: str) -> list[str]:
+    """Whatever names a job, except the log of events."""
+    named = [key for key in db.keys("*") if job_id in key]
+    sets = [key for key in db.scan_iter(_type="zset") if db.zscore(key, job_id) is not None]
+    return [*named, *sets]
+
+
+@pytest.mark.parametrize("gid", [None, "g"])
+def test_a_job_that_the_contract_ended_goes_with_its_entry_and_no_earlier(
+    client: ContractClient, db: redis.Redis, gid: str | None
+) -> None:
+    ids = [client.publish("q", [n], gid=gid) for n in range(102)]
+    for _ in ids:
+        job = take(client)
+        client.ack_success("q", job.job_id, job.lease_token, T)
+    listed = db.lrange("{q}:completed", 0, -1)
+    assert listed == ids[:1:-1]
+    assert [keys_of(db, job_id) for job_id in ids[:2]] == [[], []]
+    check_books(db)
+    asyncio.run(client.storage.purge(Retention(), (T + 30 * 86_400_000) * 1000))
+    assert db.lrange("{q}:completed", 0, -1) == listed
+    assert all(db.exists(f"{{q}}:job:{job_id}") for job_id in listed)
+    assert client.repair() == []
+
+
+def test_a_result_of_python_keeps_its_own_time_beside_jobs_of_the_contract(
+    client: ContractClient, db: redis.Redis, redis_url: str
+) -> None:
+    with OmniQ.from_url(redis_url) as oq:
+        mine = oq.options(queue="q", result_ttl=3600).enqueue("jobs:mine", 1)
+        theirs = oq.options(queue="q", result_ttl=3600).enqueue("jobs:theirs", 1)
+        leased = take(client)
+        assert leased.job_id == mine
+        asyncio.run(_end_in_python(oq, leased))
+        client.ack_success("q", theirs, take(client).lease_token)  # a worker in another language runs a task of Python
+        finish(client, 105)
+        assert db.llen("{q}:completed") == 100
+        for id in (mine, theirs):
+            result = oq.get_result(id)
+            assert result is not None
+            assert result.status is TaskStatus.SUCCESS
+        assert oq.counts()[0].done == 102
+    check_books(db)
+
+
+async def _end_in_python(oq: OmniQ, job: Job) -> None:
+    await oq.queue.storage.apply([(Ack(queue="q", id=job.job_id, token=job.lease_token, result=b"1"),)])
+
+
+def test_a_job_that_names_its_function_goes_with_its_entry_too(client: ContractClient, db: redis.Redis) -> None:
+    now = client.now_ms()
+    fields = {"id": "theirs", "payload": '{"func":"app:job"}', "state": "active", "attempt": 1, "created_ms": now}
+    db.hset("{q}:job:theirs", mapping={**fields, "lease_token": "t" * 24, "lock_until_ms": now + 9000, "timeout_ms": 9000})
+    db.zadd("{q}:active", {"theirs": now + 9000})
+    db.zadd("{q}:idx:active", {"theirs": now})
+    client.ack_success("q", "theirs", "t" * 24)  # another client has leased it
+    assert db.zscore("{q}:o:done", "theirs") == float("inf")
+    finish(client, 100)
+    assert keys_of(db, "theirs") == []
+    check_books(db)
+
+
+def test_what_other_clients_trimmed_leaves_our_books(client: ContractClient, db: redis.Redis) -> None:
+    finish(client, 3)
+    gone = db.rpop("{q}:completed")
+    db.zrem("{q}:idx:completed", gone)
+    db.delete(f"{{q}}:job:{gone}")
+    assert asyncio.run(client.storage.purge(Retention())) >= 1
+    assert keys_of(db, gone) == []
+    client.repair()
+    check_books(db)
+
+
+def test_a_job_that_another_client_ended_goes_with_its_entry_too(client: ContractClient, db: redis.Redis) -> None:
+    job_id = client.publish("q", {})
+    take(client, client.now_ms())
+    now = client.now_ms()
+    db.zrem("{q}:active", job_id)
+    db.zrem("{q}:idx:active", job_id)
+    db.hset(f"{{q}}:job:{job_id}", mapping={"state": "completed", "lease_token": "", "lock_until_ms": "", "completed_ms": now})
+    db.lpush("{q}:completed", job_id)
+    db.zadd("{q}:idx:completed", {job_id: now})
+    asyncio.run(client.storage.sweep())
+    assert db.zscore("{q}:o:done", job_id) == float("inf")
+    finish(client, 100)
+    assert keys_of(db, job_id) == []
 
 
 def test_a_slot_whose_job_vanished_comes_back(client: ContractClient, db: redis.Redis) -> None:

@@ -17,8 +17,8 @@ from support.proxy import Proxy
 from support.redis_server import Cluster, Server, Watched
 from support.waiting import eventually
 
-from omniq import AsyncOmniQ, Settings
-from omniq.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from omniq import AsyncOmniQ, Settings, current_task
+from omniq.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.models import State, new_token
 from omniq.operations import Ack, Enqueue, Enqueued, Reserve, Reserved
 from omniq.storage.redis import RedisStorage
@@ -182,6 +182,40 @@ def test_the_other_nodes_of_a_cluster_serve_while_one_is_away(cluster: Cluster) 
                 assert [type(a) for a in await call(acks)] == [list, list]
                 with pytest.raises(StoreUnavailable):
                     await call([(Reserve(queues=(gone,), token=new_token()),)])
+
+    asyncio.run(main())
+
+
+async def follow_up(queue: str) -> None:
+    with current_task().transaction() as tx:
+        tx.options(queue=queue).enqueue(square, 1)
+
+
+def test_a_full_node_of_a_cluster_ends_what_it_has_and_the_others_take_more(cluster: Cluster) -> None:
+    number = (cluster.master_of(key_slot(b"omniq.store")) + 1) % 3
+    full, *others = sorted(queues_by_node(cluster), key=lambda q: cluster.master_of(key_slot(q.encode())) != number)
+
+    async def main() -> None:
+        async with RedisStorage(cluster.url) as storage, AsyncOmniQ(storage) as oq:
+            brings = await oq.options(queue=full, max_retries=0).enqueue(follow_up, full)
+            old = [await oq.options(queue=full).enqueue(square, n) for n in range(5)]
+            with cluster.nodes[number].client() as client:
+                client.config_set("maxmemory", "1")
+            for door in (storage.apply, _in_thread(storage)):
+                with pytest.raises(StoreFull):
+                    await door([enqueue("new", full)])
+                with pytest.raises(OutcomeUnknown, match="out of memory"):
+                    await door([enqueue("new", others[0]), enqueue("new", full)])
+            new = [await oq.options(queue=queue).enqueue(square, 1) for queue in others]
+            async with await oq.worker(2, allow=[__name__]):
+                for id in (brings, *old, *new):
+                    result = await oq.get_result(id, wait=True, timeout=30)
+                    assert result is not None
+                    assert (result.error is None) == (id != brings), result.error
+            failed = await oq.get_result(brings)
+            assert failed is not None
+            assert failed.error is not None
+            assert failed.error.type == "StoreFull"
 
     asyncio.run(main())
 

@@ -448,6 +448,20 @@ def test_a_user_without_the_right_to_run_scripts_is_told(server: Server, raw: An
         raw.execute_command("ACL", "DELUSER", "reader")
 
 
+def test_a_check_does_without_the_right_to_look_for_keys(server: Server, raw: Any) -> None:
+    raw.execute_command("ACL", "SETUSER", "short", "reset", "on", ">secret", "~{*", "&*", "+@all", "-scan")
+
+    async def main() -> None:
+        async with RedisStorage(server.url.replace("redis://", "redis://short:secret@")) as storage:
+            await add(storage, new("a"))
+            assert await storage.check() == []
+
+    try:
+        asyncio.run(main())
+    finally:
+        raw.execute_command("ACL", "DELUSER", "short")
+
+
 def test_sentinels_name_the_master(server: Server, raw: Any, tmp_path: Path) -> None:
     config = tmp_path / "sentinel.conf"
     config.write_text(f"sentinel monitor main 127.0.0.1 {server.port} 1\nsentinel down-after-milliseconds main 2000\n")

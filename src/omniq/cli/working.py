@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +18,7 @@ from omniq.cli.modules import import_modules
 from omniq.cli.stores import must_exist, settings_and_url
 from omniq.context import TaskContext
 from omniq.core import AsyncOmniQ
+from omniq.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 from omniq.logs import set_up_logging
 from omniq.middleware import Middleware
 from omniq.racing import first
@@ -29,6 +30,7 @@ from omniq.worker import AsyncWorkerPool
 log = logging.getLogger("omniq.cli")
 
 REPORT_S = 0.25
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between two tries to start
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,16 +98,19 @@ async def _work(oq: AsyncOmniQ, url: str, plan: Plan, link: Link | None, log_lev
         ", ".join(plan.modules),
         ", ".join(sorted(REGISTRY)) or "(none registered)",
     )
-    async with oq:
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(oq.close)
         limits = Limits(plan)
         middleware = [limits] if plan.max_tasks is not None else []
         pool = await oq.worker(plan.concurrency, queues=plan.queues, allow=plan.modules, middleware=middleware)
         stopping = asyncio.Event()
         _catch_signals(pool, stopping)
-        await pool.start()
-        background = [asyncio.ensure_future(limits.watch_memory())]
         if link is not None:
             _follow(link, stopping)
+        if not await _started(pool, stopping):
+            return 0
+        background = [asyncio.ensure_future(limits.watch_memory())]
+        if link is not None:
             background.append(asyncio.ensure_future(_report(pool, link)))
         with _live(pool, link, log_level):
             await first(stopping.wait(), limits.reached.wait(), pool.drain() if plan.drain else asyncio.Event().wait())
@@ -120,6 +125,29 @@ async def _work(oq: AsyncOmniQ, url: str, plan: Plan, link: Link | None, log_lev
             link.send(_numbers(pool, recycled=limits.why if not stopping.is_set() else ""))
         log.info("worker ended: %d done, %d failed, %d retried", pool.done, pool.failed, pool.retried)
     return 0
+
+
+async def _started(pool: AsyncWorkerPool, stopping: asyncio.Event) -> bool:
+    """Start the pool, and wait for a server that is away or has no room; False if the worker was told to stop instead.
+
+    A store of this machine is not waited for: what keeps it from being opened does not go by itself.
+    """
+    pause = FIRST_PAUSE_S
+    while not stopping.is_set():
+        try:
+            started, _ = await first(pool.start(), stopping.wait())
+        except (StoreUnavailable, StoreFull, OutcomeUnknown) as exc:
+            if pool.storage.capabilities.local:
+                raise
+            log.error("no work yet: %s; trying again in %.1f s", exc, pause)
+            await first(stopping.wait(), timeout=pause)
+            pause = min(pause * 2, MAX_PAUSE_S)
+            continue
+        if started:
+            return True
+        await pool.stop(0)
+    log.info("worker ended before it could start")
+    return False
 
 
 class Limits(Middleware):

@@ -197,7 +197,7 @@ class AsyncContractClient:
 
     async def ack_success(self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0) -> None:
         """The job is done. Twice with the same token is fine. Raises `LeaseLost`."""
-        await self._end(Ack(**_held(queue, job_id, lease_token)), now_ms_override)
+        await self._end(Ack(**_held(queue, job_id, lease_token), listed=True), now_ms_override)
 
     async def ack_fail(
         self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0, error: str | None = None

@@ -18,7 +18,7 @@ from typing import cast
 from omniq.context import log_error, log_fields
 from omniq.contract.handlers import Handlers
 from omniq.contract.words import context_of, whole
-from omniq.errors import DriverClosed, Invalid, Refused, StoreError
+from omniq.errors import DriverClosed, Invalid, OutcomeUnknown, Refused, StoreError, StoreFull, StoreUnavailable
 from omniq.heartbeat import Heartbeat
 from omniq.models import Record, TaskError, new_id, new_token
 from omniq.operations import Ack, Beat, Fail, Operation, Reserve, Reserved, Retention, WorkerInfo
@@ -110,7 +110,8 @@ class Consumer:
 
     async def run(self) -> None:
         self._loop, self._cancelled_before = asyncio.get_running_loop(), _cancelling()
-        await self._storage.hold_worker(self._worker)
+        if not await self._held_in_store():
+            return
         self._started_us = self._storage.clock()
         upkeep = Upkeep(self._storage, self._retention, self._worker)
         helpers = [self._loop.create_task(upkeep.run()), self._loop.create_task(self._promote())]
@@ -138,6 +139,24 @@ class Consumer:
             await self._storage.release_worker(self._worker)
             log.info("consumer %s stopped", self._worker, extra=about)
 
+    async def _held_in_store(self) -> bool:
+        """Wait for a store that cannot be reached yet; False if the consumer was told to stop before it could be."""
+        while not self._stopping:
+            try:
+                await self._storage.hold_worker(self._worker)
+                return True
+            except (StoreUnavailable, StoreFull, OutcomeUnknown) as exc:
+                if self._storage.capabilities.local:  # what keeps it from being opened does not go by itself
+                    raise
+                self._failures += 1
+                log.error("the store failed, it will be tried again: %s", exc, extra={"queue": self._queue})
+            await self._pause_after_failure()
+        return False
+
+    async def _pause_after_failure(self) -> None:
+        pause = min(0.05 * 2 ** min(self._failures, 8), MAX_BACK_OFF_S)
+        await _first(self._wake, pause * random.uniform(0.5, 1))  # noqa: S311
+
     async def _promote(self) -> None:
         """On stores with lanes; others find due jobs by their time."""
         while not self._storage.capabilities.due_order and not self._ended.is_set():
@@ -163,8 +182,7 @@ class Consumer:
                 if self._stopping and self._failures >= LAST_TRIES:
                     log.error("leaving without the store; what was not stored comes back by its lease")
                     return
-                pause = min(0.05 * 2 ** min(self._failures, 8), MAX_BACK_OFF_S)
-                await _first(self._wake, pause * random.uniform(0.5, 1))  # noqa: S311
+                await self._pause_after_failure()
             elif not self._outbox:
                 await self._rest()
 
@@ -265,9 +283,10 @@ class Consumer:
         else:
             again = next_run(record, self._storage.clock()) if record.interval_us else None
             token = cast(str, record.token)
-            ended = Ack(queue=record.queue, id=record.id, token=token, late=True, ran_us=_ran_us(run), again_us=again)
+            ran_us = _ran_us(run)
+            ended = Ack(queue=record.queue, id=record.id, token=token, late=True, ran_us=ran_us, again_us=again, listed=True)
             if self._telling:
-                log.debug("job %s succeeded after %.3f s", record.id, _ran_us(run) / 1e6, extra=log_fields(record))
+                log.debug("job %s succeeded after %.3f s", record.id, ran_us / 1e6, extra=log_fields(record))
         self._end(run, ended)
 
     def _is_running(self) -> bool:

@@ -114,7 +114,7 @@ def _check_ack(op: Ack, limits: Capabilities) -> None:
 
 
 def _check_on_task(op: OnTask) -> None:
-    if isinstance(op, Held) and not op.token.isascii():
+    if isinstance(op, Held) and op.token and not op.token.isascii():  # a lease that others damaged may have none
         check_encodable(op.token, "token")
     if isinstance(op, Extend):
         _check_lease(op.lease_us)

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, OutcomeUnknown, StoreTooNew, StoreUnavailable
+from omniq.errors import (
+    ConfigError,
+    DriverClosed,
+    EventsLost,
+    Invalid,
+    OutcomeUnknown,
+    StoreFull,
+    StoreTooNew,
+    StoreUnavailable,
+)
 from omniq.models import (
     MAX_AT_ONCE,
     Record,
@@ -53,7 +62,7 @@ from omniq.storage import redis_wire as wire
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.liveness import WorkerLocks, host_locks
 from omniq.storage.redis_batches import Batches
-from omniq.storage.redis_find import find_tasks, task_page, task_shards
+from omniq.storage.redis_find import find_tasks, scored, task_page, task_shards
 from omniq.storage.redis_plan import STORE, WIDE, Plan, spans_slots
 from omniq.storage.redis_publish import publish_answer, publish_call
 from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
@@ -123,14 +132,11 @@ class RedisStorage(BaseStorage):
         self._check_open()
         if self._store_id:
             return
-        _, _, store_id, version = await self._client.pipeline(
-            [
-                ("HSETNX", INFO, "store_id", new_id()),
-                ("HSETNX", INFO, "format", FORMAT),
-                ("HGET", INFO, "store_id"),
-                ("HGET", INFO, "format"),
-            ]
-        )
+        asked = ("HMGET", INFO, "store_id", "format")
+        store_id, version = await self._client.command(*asked)
+        if store_id is None or version is None:  # a store that is there is opened without a write: its server may be full
+            made = [("HSETNX", INFO, "store_id", new_id()), ("HSETNX", INFO, "format", FORMAT)]
+            *_, (store_id, version) = await self._client.pipeline([*made, asked])
         if int(version) > FORMAT:
             raise StoreTooNew(f"{mask(self.url)} has format {int(version)}, this omniq knows {FORMAT}: upgrade omniq")
         durability = await self._durability()
@@ -195,7 +201,7 @@ class RedisStorage(BaseStorage):
         for key, part in plan.steps():
             try:
                 answers = await self._script(key, part.entries, now, repeat)
-            except StoreUnavailable as exc:
+            except (StoreUnavailable, StoreFull) as exc:
                 part.miss(exc)
             else:
                 part.take(answers)
@@ -205,8 +211,7 @@ class RedisStorage(BaseStorage):
         self._check_open()
         new = self._new_queues(transactions)
         if new:
-            self._client.command_blocking("SADD", QUEUES, *new)
-            self._known |= new
+            self._list_blocking(new)
         now = None if now_us is None else wire.ms_down(now_us)
         if len(transactions) == 1:
             flags = ("e" if self.events_on else "") + ("c" if self._target.cluster else "") + ("a" if repeat else "")
@@ -215,14 +220,20 @@ class RedisStorage(BaseStorage):
                 reply = self._client.script_blocking(self._key(transactions), *call)
                 return [publish_answer(transactions[0], self._heard(reply))]
         if not self._target.cluster and not _is_wide(transactions):
-            return self._apply_flying(transactions, now, repeat)
+            try:
+                return self._apply_flying(transactions, now, repeat)
+            except StoreFull:  # the first call is answered before a second one flies: nothing happened
+                packed = wire.Packed(transactions)
+                if wire.grows(packed.entries):
+                    raise
+                return packed.read(self._script_blocking(self._key(transactions), packed.entries, now, repeat))
         answers: list[Result] = []
         for part in _parts(transactions):
             plan = self._plan(part, repeat)
             for key, step in plan.steps():
                 try:
                     found = self._script_blocking(key, step.entries, now, repeat)
-                except StoreUnavailable as exc:
+                except (StoreUnavailable, StoreFull) as exc:
                     step.miss(exc)
                 else:
                     step.take(found)
@@ -258,8 +269,11 @@ class RedisStorage(BaseStorage):
                     return f"{{{op.queue}}}:meta"
         return f"{{{STORE}}}:meta"
 
-    def _call(self, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> bytes:
+    def _call(self, transactions: Sequence[wire.Entry], now: int | None, repeat: bool, full: bool = False) -> bytes:
+        """`full`: go beyond `maxmemory`, on a server that has none left."""
         call: dict[str, Any] = {"transactions": transactions, "events": self.events_on}
+        if full:
+            call["full"] = True
         if now is not None:
             call["now"] = now
         if repeat:
@@ -270,29 +284,45 @@ class RedisStorage(BaseStorage):
 
     async def _script(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
         """One answer per entry, by as many calls of the script as that takes: mostly one."""
-        answers = self._heard(await self._client.script(key, self._call(transactions, now, repeat)))
+        answers = await self._once(key, transactions, now, repeat)
         rest = wire.rest_of(transactions, answers)
         while rest:
             with _begun():
-                more = self._heard(await self._client.script(key, self._call(rest, now, repeat)))
+                more = await self._once(key, rest, now, repeat)
             answers, rest = wire.joined(transactions, answers, more), wire.rest_of(rest, more)
         return answers
 
     def _script_blocking(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
         """`_script` from any thread."""
-        answers = self._heard(self._client.script_blocking(key, self._call(transactions, now, repeat)))
+        answers = self._once_blocking(key, transactions, now, repeat)
         rest = wire.rest_of(transactions, answers)
         while rest:
             with _begun():
-                more = self._heard(self._client.script_blocking(key, self._call(rest, now, repeat)))
+                more = self._once_blocking(key, rest, now, repeat)
             answers, rest = wire.joined(transactions, answers, more), wire.rest_of(rest, more)
         return answers
+
+    async def _once(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
+        try:
+            return self._heard(await self._client.script(key, self._call(transactions, now, repeat)))
+        except StoreFull:
+            if wire.grows(transactions):
+                raise
+            return self._heard(await self._client.script(key, self._call(transactions, now, repeat, full=True)))
+
+    def _once_blocking(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
+        try:
+            return self._heard(self._client.script_blocking(key, self._call(transactions, now, repeat)))
+        except StoreFull:
+            if wire.grows(transactions):
+                raise
+            return self._heard(self._client.script_blocking(key, self._call(transactions, now, repeat, full=True)))
 
     def _heard(self, reply: list[Any]) -> list[Any]:
         """The answers of a call; who waits in this process is told."""
         answers, ready, ended, _ = reply
         if ready or ended:
-            self.waiters.notify([name.decode() for name in ready], [id.decode() for id in ended])
+            self.waiters.notify([_text(name) for name in ready], [_text(id) for id in ended])
         return answers
 
     def _new_queues(self, transactions: Sequence[Transaction]) -> set[str]:
@@ -304,9 +334,21 @@ class RedisStorage(BaseStorage):
     async def _list(self, names: Iterable[str]) -> None:
         """Put queues on the store's list before their first use, also those that only other clients feed."""
         new = set(names) - self._known
-        if new:
+        if not new:
+            return
+        try:
             await self._client.command("SADD", QUEUES, *new)
-            self._known |= new
+        except StoreFull:  # those that are on it need nothing; of the others nothing new comes in now
+            new &= {_text(name) for name in await self._client.command("SMEMBERS", QUEUES)}
+        self._known |= new
+
+    def _list_blocking(self, new: set[str]) -> None:
+        """`_list` from any thread."""
+        try:
+            self._client.command_blocking("SADD", QUEUES, *new)
+        except StoreFull:
+            new = new & {_text(name) for name in self._client.command_blocking("SMEMBERS", QUEUES)}
+        self._known |= new
 
     async def _upkeep(self, queues: Iterable[str], now_us: int | None, kind: str, **fields: Any) -> list[Any]:
         """One upkeep operation on each queue; their answers."""
@@ -327,7 +369,7 @@ class RedisStorage(BaseStorage):
     async def allocate_ids(self, n: int) -> int:
         check_count(n, "allocate_ids", 1, MAX_AT_ONCE)
         client = await self._opened()
-        return int(await client.command("INCRBY", IDS, n)) - n + 1
+        return int(await client.command_anyway("INCRBY", IDS, n)) - n + 1
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -389,21 +431,22 @@ class RedisStorage(BaseStorage):
         names = await self._names() if queues is None else list(queues)
         now = await self._now_ms(now_us)
         upto = "+inf" if lost_workers else str(now)
-        ranges = [("ZRANGEBYSCORE", f"{{{q}}}:active", "-inf", upto, "LIMIT", 0, -1 if lost_workers else limit) for q in names]
+        most = -1 if lost_workers else limit
+        ranges = [("ZRANGEBYSCORE", f"{{{q}}}:active", "-inf", upto, "WITHSCORES", "LIMIT", 0, most) for q in names]
         found = await client.pipeline(ranges)
-        places = [(q, _text(id)) for q, ids in zip(names, found, strict=True) for id in ids]
-        running = await self._load(places, ended=False)
-        haunted = {q for (q, _), task in zip(places, running, strict=True) if task is None}
-        if haunted:  # leases without a task, which nobody would ever take back
+        leased = [(q, *pair) for q, pairs in zip(names, found, strict=True) for pair in scored(pairs)]
+        held = [(q, _text(id), records.whole(until)) for q, id, until in leased]
+        running = await self._load([(q, id) for q, id, _ in held], ended=False)
+        leases: list[Lease] = []
+        haunted: set[str] = set()  # by leases without a task, or without one that can be named: nobody could take them back
+        for (queue, _, until), task in zip(held, running, strict=True):
+            if task is None or (until <= now and not _can_be_taken(task)):
+                haunted.add(queue)
+            elif task.state is State.RUNNING and (task.worker in lost_workers or until <= now):
+                leases.append(Lease(record=task, lost="worker_lost" if task.worker in lost_workers else "expired"))
+        if haunted:
             await self._upkeep(sorted(haunted), now_us, "bury")
-        leases = [
-            Lease(record=t, lost="worker_lost" if t.worker in lost_workers else "expired")
-            for t in running
-            if t is not None
-            and t.state is State.RUNNING
-            and (t.worker in lost_workers or (t.lease_until_us or 0) <= now * 1000)
-        ]
-        leases.sort(key=lambda lease: (lease.record.lease_until_us, lease.record.seq))
+        leases.sort(key=lambda lease: (lease.record.lease_until_us or 0, lease.record.seq))
         return leases[:limit]
 
     async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
@@ -485,8 +528,8 @@ class RedisStorage(BaseStorage):
 
     async def _load(self, places: Sequence[tuple[str, str]], *, ended: bool = True) -> list[Record | None]:
         """The tasks of these ids in these queues, staged ones too; of one whose hash others trimmed, what its result tells."""
-        found = await self._client.pipeline([("HGETALL", f"{{{queue}}}:job:{id}") for queue, id in places])
-        tasks = [_record(queue, fields) for (queue, _), fields in zip(places, found, strict=True)]
+        found = await self._client.pipeline([("HGETALL", f"{{{queue}}}:job:{id}") for queue, id in places], wrong_type={})
+        tasks = [_record(*place, fields) for place, fields in zip(places, found, strict=True)]
         missing = [n for n, record in enumerate(tasks) if record is None]
         if not ended or not missing:
             return tasks
@@ -496,7 +539,7 @@ class RedisStorage(BaseStorage):
         found = await self._client.pipeline(commands)
         some = len(missing)
         for n, fields, result, staged in zip(missing, found[:some], found[some : 2 * some], found[2 * some :], strict=True):
-            tasks[n] = _record(places[n][0], fields)
+            tasks[n] = _record(*places[n], fields)
             if tasks[n] is None and staged is not None:
                 tasks[n] = staged_record(*places[n], staged)
             elif tasks[n] is None and result is not None:
@@ -584,8 +627,8 @@ class RedisStorage(BaseStorage):
             GroupInfo(
                 queue=queue,
                 group=group,
-                limit=max(int(found[2 * n][0] or 0), 1),
-                inflight=max(int(found[2 * n][1] or 0), 0),
+                limit=max(records.whole(found[2 * n][0] or 0), 1),
+                inflight=records.whole(found[2 * n][1] or 0),
                 ready=found[2 * n + 1],
             )
             for n, group in enumerate(shown)
@@ -655,7 +698,7 @@ class RedisStorage(BaseStorage):
         check_queue(queue)
         client = await self._opened()
         await self._list([queue])
-        await client.command("SET", f"{{{queue}}}:paused", "1")
+        await client.command_anyway("SET", f"{{{queue}}}:paused", "1")
 
     async def resume(self, queue: str) -> bool:
         check_queue(queue)
@@ -722,8 +765,13 @@ def _is_queue(name: str) -> bool:
     return True
 
 
-def _record(queue: str, fields: records.Hash) -> Record | None:
-    return records.record_of(queue, fields) if b"state" in fields else None
+def _record(queue: str, id: str, fields: records.Hash) -> Record | None:
+    return records.record_of(queue, id, fields) if b"state" in fields else None
+
+
+def _can_be_taken(task: Record) -> bool:
+    """Whether a lease can be named to the script, which knows it by a token that may be no text."""
+    return task.state is State.RUNNING and "\ufffd" not in (task.token or "")
 
 
 def _text(value: bytes | str) -> str:
@@ -741,7 +789,7 @@ def _entries(entries: list[Any]) -> list[tuple[int, bytes]]:
 
 def _counts(queue: str, found: list[Any]) -> QueueCounts:
     blocked, delayed, due, waiting, running, done, dead, cancelled, paused, first, first_due, staged = found
-    moments = [int(float(pair[1])) * 1000 for pair in (first, first_due) if pair]
+    moments = [records.whole(until) * 1000 for pair in (first, first_due) for _, until in scored(pair)]
     return QueueCounts(
         queue=queue,
         staged=staged,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from omniq.errors import DriverClosed, StoreError
+from omniq.errors import DriverClosed, StoreError, StoreFull
 from omniq.storage.redis_wire import Entry
 
 Script = Callable[[str, Sequence[Entry], int | None, bool], Awaitable[list[Any]]]
@@ -69,14 +69,25 @@ class Batches:
             self._lines.pop(kind, None)
 
     async def _send(self, kind: Kind, line: _Line, together: list[_Waiting]) -> None:
+        try:
+            if not await self._carry(kind, together):
+                for call in together:
+                    await self._carry(kind, [call])
+        finally:
+            self._landed(kind, line)
+
+    async def _carry(self, kind: Kind, together: list[_Waiting]) -> bool:
+        """Send these as one and tell each caller; False, and nothing was done, if each has to be sent by itself."""
         _, now, repeat = kind
         entries = [entry for call in together for entry in call.entries]
         try:
             answers = await self._script(together[0].key, entries, now, repeat)
         except BaseException as exc:
+            if isinstance(exc, StoreFull) and len(together) > 1:  # there is no room for what some of them bring
+                return False
             if type(exc) is StoreError and len(together) > 1:  # the call of one of them: only that one shall fail
                 await self._apart(together, now)
-                return
+                return True
             _tell(together, exc)
             if not isinstance(exc, StoreError):
                 raise
@@ -86,8 +97,7 @@ class Batches:
                 if not call.future.done():
                     call.future.set_result(answers[start : start + len(call.entries)])
                 start += len(call.entries)
-        finally:
-            self._landed(kind, line)
+        return True
 
     async def _apart(self, together: list[_Waiting], now: int | None) -> None:
         """Each alone, as a repeat: what a script did before it failed stays done."""

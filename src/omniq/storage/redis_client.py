@@ -30,12 +30,15 @@ from redis.crc import key_slot
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
+    ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -54,17 +57,21 @@ AHEAD = 4  # calls that are sent before the answer to the first of them is read
 
 _ALWAYS = ("lanes", "books", "reserve", "runs")
 _ON_DEMAND = {
-    "operations": ("ending", "operations"),
+    "operations": ("ending", "aside", "operations"),
     "upkeep": ("upkeep",),
     "restore": ("restore",),
     "fan_in": ("fan_in",),
     "staging": ("staging",),
     "many": ("many",),
 }
+# A full server refuses the first write of a script if that needs memory, and none that comes after another one.
+_ANYWAY = "redis.call('DEL', KEYS[1] .. ':none') return redis.call(unpack(ARGV))"
 _LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.TimeoutError)
 _FAILED = (RedisError, RedisClusterException)
 _RESENDS = 0  # the library's own would send a call twice; what a cluster's node redirects was not carried out and goes on
-_NOT_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "BUSY", "NOAUTH", "NOPERM")
+# What passes: of some the library drops the first word, in which a server says what is the matter, and makes a class of it.
+_NOT_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "BUSY")
+_NOT_NOW_KINDS = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
 
 
 def load_script() -> str:
@@ -137,6 +144,16 @@ class Target:
         if self.tls:
             options["ssl"] = True
         return options
+
+
+def _is_wrong_type(answer: object) -> bool:
+    return isinstance(answer, ResponseError) and "WRONGTYPE" in str(answer)
+
+
+def _raised(answer: object) -> object:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _hosts(netloc: str) -> str:
@@ -265,7 +282,7 @@ class Client:
             async with asyncio.timeout(ANSWER_S):
                 connection = await pool.get_connection()
         except _LOST as exc:
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+            raise self._away(exc) from exc
 
         async def ask(*command: Any) -> Any:
             await connection.send_command(*command)
@@ -309,7 +326,7 @@ class Client:
         try:
             connection = self._take(pool)
         except _LOST as exc:
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+            raise self._away(exc) from exc
         flying = 0
         try:
             for n, call in enumerate(calls):
@@ -342,7 +359,7 @@ class Client:
         try:
             connection = self._take(pool)
         except _LOST as exc:
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+            raise self._away(exc) from exc
 
         def ask(*command: Any) -> Any:
             connection.send_command(*command)
@@ -390,16 +407,17 @@ class Client:
             client: Any = self.of_threads()
             return client.execute_command(*command)
         except (*_LOST, RedisClusterException) as exc:
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+            raise self._away(exc) from exc
         except RedisError as exc:
             raise self.translate(exc) from exc
 
     # -- reading -----------------------------------------------------------------------------------
 
-    async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
+    async def pipeline(self, commands: Sequence[Command], wrong_type: Any = None) -> list[Any]:
         """Several commands in one round trip (one per node on a cluster), or a few if they are very many.
 
-        Nothing here may change what must change once.
+        Nothing here may change what must change once. `wrong_type` stands in for the answer of a key that holds something
+        else than the command is for.
         """
         found: list[Any] = []
         for start in range(0, len(commands), AT_ONCE):
@@ -407,12 +425,20 @@ class Client:
                 pipe = client.pipeline(transaction=False)
                 for command in commands[start : start + AT_ONCE]:
                     pipe.execute_command(*command)
-                found += await pipe.execute()
+                answers = await pipe.execute(raise_on_error=wrong_type is None)
+            found += answers if wrong_type is None else [wrong_type if _is_wrong_type(a) else _raised(a) for a in answers]
         return found
 
     async def command(self, *command: Any) -> Any:
         async with self._looking() as client:
             return await client.execute_command(*command)
+
+    async def command_anyway(self, *command: Any) -> Any:
+        """`command`, also on a server that is full: for what takes next to no room, and has its key as first argument."""
+        try:
+            return await self.command(*command)
+        except StoreFull:
+            return await self.command("EVAL", _ANYWAY, 1, command[1], *command)
 
     async def configuration(self, names: str) -> dict[Any, Any]:
         """What the server tells of its settings, or one of the nodes of a cluster."""
@@ -425,7 +451,7 @@ class Client:
         try:
             async with self._looking() as client:
                 return [key.decode("utf-8", "replace") async for key in client.scan_iter(pattern, count=1000, **target)]
-        except StoreUnavailable as exc:
+        except StoreError as exc:
             if not isinstance(exc.__cause__, NoPermissionError):
                 raise
             return []
@@ -449,7 +475,7 @@ class Client:
         except (*_LOST, RedisClusterException) as exc:
             if nodes is not None:
                 nodes.stale = True
-            raise StoreUnavailable(f"cannot reach {self.name}: {exc}") from exc
+            raise self._away(exc) from exc
         except RedisError as exc:
             raise self.translate(exc) from exc
 
@@ -458,6 +484,11 @@ class Client:
     @property
     def name(self) -> str:
         return mask(self.target.url)
+
+    def _away(self, exc: BaseException) -> StoreError:
+        if isinstance(exc, AuthenticationError):  # trying again does not help
+            return StoreError(f"{self.name} refuses this user or password: {exc}")
+        return StoreUnavailable(f"cannot reach {self.name}: {exc}")
 
     def _unanswered(self, exc: BaseException) -> StoreError:
         if isinstance(exc, BusyLoadingError | AuthenticationError):
@@ -470,7 +501,7 @@ class Client:
         if isinstance(exc, OutOfMemoryError) or text.startswith("OOM") or "OOM command not allowed" in text:
             return StoreFull(f"{self.name} is out of memory: raise maxmemory, and keep maxmemory-policy noeviction")
         if (
-            isinstance(exc, (*_LOST, RedisClusterException))
+            isinstance(exc, (*_LOST, *_NOT_NOW_KINDS, RedisClusterException))
             or text.startswith(_NOT_NOW)
             or any(f"-{word}" in text for word in _NOT_NOW)
         ):

@@ -80,7 +80,7 @@ class _Merge:
             else:
                 commands.append(("ZRANGEBYSCORE", key, bound, "+inf", "WITHSCORES", "LIMIT", 0, size))
         for queue, found in zip(empty, await self._client.pipeline(commands), strict=True):
-            pairs = [(int(float(score)), id.decode("utf-8", "replace")) for id, score in _pairs(found)]
+            pairs = [(int(float(score)), id.decode("utf-8", "replace")) for id, score in scored(found)]
             if pairs:
                 self._buffers[queue].extend(pairs)
                 self._heads.append((pairs[0][0], queue))
@@ -112,7 +112,7 @@ class _Merge:
         return taken
 
 
-def _pairs(found: list[object]) -> list[tuple[bytes, float]]:
+def scored(found: list[object]) -> list[tuple[bytes, float]]:
     """Members with scores, however the client shaped them."""
     if found and isinstance(found[0], list | tuple):
         return [(pair[0], pair[1]) for pair in found]  # type: ignore[index, misc]
@@ -195,7 +195,7 @@ async def task_shards(client: Client, queues: Sequence[str]) -> list[Shard]:
     for queue in queues:
         key = f"{{{queue}}}:o:tasks"
         commands += [("ZRANGE", key, 0, 0, "WITHSCORES"), ("ZRANGE", key, -1, -1, "WITHSCORES")]
-    ends = [_pairs(found) for found in await client.pipeline(commands)]
+    ends = [scored(found) for found in await client.pipeline(commands)]
     return [
         Shard(name=queue, first=int(float(first[0][1])), last=int(float(last[0][1])))
         for queue, first, last in zip(queues, ends[::2], ends[1::2], strict=True)
@@ -207,6 +207,6 @@ async def task_page(client: Client, load: Load, queue: str, after: int, upto: in
     """Tasks of a queue by their numbers, and the number up to which they are all."""
     key = f"{{{queue}}}:o:tasks"
     [found] = await client.pipeline([("ZRANGEBYSCORE", key, f"({after}", upto, "WITHSCORES", "LIMIT", 0, limit)])
-    pairs = _pairs(found)
+    pairs = scored(found)
     records = await load([(queue, id.decode("utf-8", "replace")) for id, _ in pairs])
     return [task for task in records if task is not None], upto if len(pairs) < limit else int(float(pairs[-1][1]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from omniq.errors import CrossQueue, OutcomeUnknown, StoreUnavailable
+from omniq.errors import CrossQueue, OutcomeUnknown, StoreFull, StoreUnavailable
 from omniq.operations import Beat, CountFanIn, Enqueue, OnRun, OnTask, OpenFanIn, Operation, Reserve, Reserved, Stage
 from omniq.storage import redis_wire as wire
 from omniq.storage.checks import Transaction
@@ -29,17 +29,17 @@ class Part:
         self._plan.carried_out = True
         self._take(self._packed.read(answers))
 
-    def miss(self, exc: StoreUnavailable) -> None:
-        """The node of this slot is away."""
+    def miss(self, exc: StoreUnavailable | StoreFull) -> None:
+        """The node of this slot is away, or has no room."""
         self._plan.fail(exc)
 
 
 class Share(Part):
     """A queue's share of a `Reserve`: while its node is away, the other queues have their turn."""
 
-    away: StoreUnavailable | None = None
+    away: StoreUnavailable | StoreFull | None = None
 
-    def miss(self, exc: StoreUnavailable) -> None:
+    def miss(self, exc: StoreUnavailable | StoreFull) -> None:
         self.away = exc
 
 
@@ -51,7 +51,7 @@ class Plan:
         self.answers: list[Any] = [None] * len(transactions)
         self.carried_out = False
 
-    def fail(self, exc: StoreUnavailable) -> None:
+    def fail(self, exc: StoreUnavailable | StoreFull) -> None:
         """That nothing happened is true only as long as no other slot has done its part."""
         if not self.carried_out:
             raise exc
@@ -97,7 +97,7 @@ class Plan:
             if tasks:
                 self.answers[n] = [Reserved(tasks=tasks)]
                 return
-        whole, away = Reserved(tasks=[]), list[StoreUnavailable]()
+        whole, away = Reserved(tasks=[]), list[StoreUnavailable | StoreFull]()
         for queues in slices:
             got: list[Reserved] = []
             # with nothing left a queue still tells of its pause and its next moment

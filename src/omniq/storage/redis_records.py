@@ -6,18 +6,23 @@ A hash that another client wrote lacks our fields, or has those of a task that i
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from omniq.models import Blocker, Record, State, StoredResult, TaskError
 from omniq.operations import EventRow, WorkerInfo
+from omniq.storage.redis_text import in_utf8
 
 Hash = dict[bytes, bytes]
+T = TypeVar("T")
 
 FOREIGN_LEASE_MS = 60_000
 MAX_WORDS = 4096  # bytes of `last_error` that other clients keep
 MAX_MS = 9_999_999_999_999  # the year 2286
+_MOST_US = 253_402_300_799_999_999  # the end of the year 9999, where the calendar of Python ends
+_NOT_READ = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 _STATES: list[State] = list(State)
 _WORDS = {
@@ -38,6 +43,7 @@ _decode_blockers = msgspec.json.Decoder(tuple[Blocker, ...]).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 _decode_body = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_any = msgspec.json.Decoder().decode
 _decode_events = msgspec.msgpack.Decoder(tuple[int, list[Any]]).decode
 
 
@@ -79,11 +85,25 @@ class Origin(msgspec.Struct):
     options: Options
 
 
-def origin_of(value: bytes) -> Origin:
-    created, seq, _, name, fingerprint, rest = value.split(b" ", 5)
-    n = int(name)
-    f = n + int(fingerprint)
-    return Origin(created, int(seq), _str(rest[:n]), _str(rest[n:f]), _decode_options(rest[f:]))
+def origin_of(value: bytes) -> Origin | None:
+    """None for what we did not write: then the job is that of another client."""
+    try:
+        created, seq, _, name, fingerprint, rest = value.split(b" ", 5)
+        n = int(name)
+        f = n + int(fingerprint)
+        number = int(seq)
+    except ValueError:
+        return None
+    if rest[f : f + 1] != b"{":
+        return None
+    return Origin(created, number, _str(rest[:n]), _str(rest[n:f]), _options_of(rest[f:]))
+
+
+def _options_of(value: bytes) -> Options:
+    try:
+        return _decode_options(value)
+    except _NOT_READ:  # a task with damaged options is run as one without any
+        return Options()
 
 
 # The order in which the script gives a task's fields: `FIELDS` in tasks.lua.
@@ -101,20 +121,22 @@ def _us(fields: Hash, name: bytes) -> int | None:
     return None if ms is None else ms * 1000
 
 
-def _int(fields: Hash, name: bytes) -> int | None:
+def _int(fields: Hash, name: bytes, most: int = MAX_MS) -> int | None:
     value = fields.get(name)
-    if not value:
-        return None
-    try:
-        return int(value)
-    except ValueError:
-        return _odd_number(value)
+    return whole(value, most) if value else None
 
 
-def _odd_number(value: bytes) -> int:
-    """Other clients write large numbers with an exponent. One of them must not end whoever reads it."""
+def whole(value: bytes | float, most: int = MAX_MS) -> int:
+    """A number that another client stored, as the script reads it: whole, from 0 to `most`, and 0 if it is none.
+
+    Some write large numbers with an exponent, and nothing keeps them from writing anything else.
+    """
     try:
-        return int(min(float(value), MAX_MS))
+        return min(max(int(value), 0), most)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return int(min(max(float(value), 0), most))
     except ValueError:
         return 0
 
@@ -128,12 +150,12 @@ def _text(fields: Hash, name: bytes) -> str | None:
     return _str(value) if value else None
 
 
-def record_of(queue: str, fields: Hash) -> Record:
-    """The task of a hash, whoever wrote it."""
+def record_of(queue: str, id: str, fields: Hash) -> Record:
+    """The task of a hash, whoever wrote what into it. One in an unknown state is nobody's to run, like a dead letter."""
     created, created_us = fields.get(b"created_ms", b"0"), _us(fields, b"created_ms") or 0
-    state = _WORDS.get(fields.get(b"state", b""), State.READY)
+    state = _WORDS.get(fields.get(b"state", b""), State.DEAD)
     common: dict[str, Any] = {
-        "id": _text(fields, b"id") or "",
+        "id": id,
         "queue": queue,
         "state": state,
         "group": _text(fields, b"gid"),
@@ -158,12 +180,12 @@ def record_of(queue: str, fields: Hash) -> Record:
         name=origin.name,
         payload=None if options.no_payload else fields.get(b"payload", b""),
         encoding=options.encoding,
-        headers=_decode_headers(headers) if headers else None,
+        headers=_read(_decode_headers, headers) if headers else None,
         origin=options.origin,
-        eta_us=_int(fields, b"eta_us"),
+        eta_us=_int(fields, b"eta_us", _MOST_US),
         timeout_us=options.timeout_us,
         lease_us=None if options.no_lease else _lease_us(fields),
-        interval_us=_int(fields, b"interval_us"),
+        interval_us=_int(fields, b"interval_us", _MOST_US) or None,
         result_ttl_us=options.result_ttl_us,
         max_attempts=0 if options.no_max else max(_int(fields, b"max_attempts") or 0, 1),
         backoff=_foreign_backoff(fields) if foreign else options.backoff,
@@ -171,12 +193,12 @@ def record_of(queue: str, fields: Hash) -> Record:
         worker=_text(fields, b"worker"),
         cancel_requested=fields.get(b"cancel") == b"1",
         dead_queue=_text(fields, b"dead_queue"),
-        blocked_by=_decode_blockers(blockers) if blockers else (),
+        blocked_by=(_read(_decode_blockers, blockers) or ()) if blockers else (),
         run_id=options.run,
         idempotency_key=_text(fields, b"idempotency_key"),
         fingerprint=origin.fingerprint,
         finished_at_us=_finished_us(fields, state),
-        progress=fields.get(b"progress") or None,
+        progress=_progress_of(fields),
         seq=origin.seq,
         blockers_left=_int(fields, b"left") or 0,
         has_dependents=fields.get(b"deps") == b"1",
@@ -198,11 +220,22 @@ def _foreign(common: dict[str, Any], fields: Hash) -> Record:
 
 
 def _called(payload: bytes) -> str:
+    body = _read(_decode_body, payload)
+    func = None if body is None else body.get("func")
+    return func if isinstance(func, str) and 0 < len(func.encode()) <= 1024 and "\0" not in func else "*"
+
+
+def _progress_of(fields: Hash) -> bytes | None:
+    found = fields.get(b"progress")
+    return found if found and _read(_decode_any, found) is not None else None
+
+
+def _read(decode: Callable[[bytes], T], value: bytes) -> T | None:
+    """What another client may have damaged; None if it cannot be read."""
     try:
-        func = _decode_body(payload).get("func")
-    except (msgspec.DecodeError, RecursionError):
-        return "*"
-    return func if isinstance(func, str) and 0 < len(func.encode()) <= 1024 else "*"
+        return decode(value)
+    except _NOT_READ:
+        return None
 
 
 def _lease_us(fields: Hash) -> int:
@@ -216,18 +249,21 @@ def _foreign_backoff(fields: Hash) -> str:
 
 
 def _finished_us(fields: Hash, state: State) -> int | None:
+    """When the last run ended. `finished_ms` alone may tell of an earlier one: of a series, or before others ended it."""
     found = _us(fields, b"finished_ms")
-    if found is None and state is State.DONE:
-        return _us(fields, b"completed_ms")
-    return _us(fields, b"failed_ms") if found is None and state is State.DEAD else found
+    ended = _us(fields, _ENDED[state]) if state in _ENDED else None
+    return max(found or 0, ended) if ended is not None else found
+
+
+_ENDED = {State.DONE: b"completed_ms", State.DEAD: b"failed_ms"}
 
 
 def _error_of(fields: Hash) -> TaskError | None:
     """Ours if it is the last one; another client stores one line only."""
-    whole, words = fields.get(b"error"), _text(fields, b"last_error")
-    if whole:
-        error = _decode_error(whole)
-        if words is None or words == words_of(error):
+    stored, words = fields.get(b"error"), _text(fields, b"last_error")
+    if stored:
+        error = _read(_decode_error, stored)
+        if error is not None and (words is None or words == words_of(error)):
             return error
     return None if words is None else TaskError.from_text(words)
 
@@ -250,7 +286,7 @@ def _ended(task_id: str, value: bytes) -> _Ended:
         state=state_of(int(state)),
         result=rest[data_at:] if has_data == b"1" else None,
         encoding=encoding.decode(),
-        error=_decode_error(failure) if failure else None,
+        error=_read(_decode_error, failure) if failure else None,
         finished_at_us=int(finished) * 1000,
         attempts=int(attempts),
         started_at_us=None if started == b"-" else int(started) * 1000,
@@ -288,9 +324,17 @@ def record_of_result(queue: str, task_id: str, value: bytes) -> Record:
     )
 
 
+def _unpacked(packed: bytes) -> tuple[int, list[Any]]:
+    """Names in it may be those of other clients, which nothing keeps to UTF-8."""
+    try:
+        return _decode_events(packed)
+    except _NOT_READ:
+        return _decode_events(in_utf8(packed))
+
+
 def events_of_entry(queue: str, last: int, packed: bytes) -> list[EventRow]:
     """The events of one entry; `last` is the number of the last of them."""
-    ts_ms, flat = _decode_events(packed)
+    ts_ms, flat = _unpacked(packed)
     first = last - len(flat) // 10 + 1
     rows = [flat[at : at + 10] for at in range(0, len(flat), 10)]
     return [

@@ -105,7 +105,7 @@ def staged_record(queue: str, id: str, value: bytes) -> Record:
     seq, staged_ms, deps, run_size, shape_size, rest = value.split(b" ", 5)
     rest, run_id = rest[: -int(run_size)], rest[-int(run_size) :].decode()
     shape, packed = rest[: int(shape_size)], rest[int(shape_size) :]
-    fields: dict[bytes, bytes] = {b"id": id.encode(), b"deps": deps, b"state": b"staged", b"due_ms": staged_ms}
+    fields: dict[bytes, bytes] = {b"deps": deps, b"state": b"staged", b"due_ms": staged_ms}
     if shape:
         (name, common, options, ttl, _), (fingerprint, key, payload) = _shape.decode(shape), _own.decode(packed)
         fields |= _hash([part.encode() for part in common])
@@ -122,7 +122,7 @@ def staged_record(queue: str, id: str, value: bytes) -> Record:
         ttl = msgspec.msgpack.decode(given["ttl"]) if "ttl" in given else None
         origin = _origin(staged_ms, seq, ttl, name, fingerprint, _bytes_of(given["options"]))
     fields |= {b"created_ms": staged_ms, b"updated_ms": staged_ms, b"o": origin}
-    record = record_of(queue, fields)
+    record = record_of(queue, id, fields)
     record.run_id = run_id
     return record
 

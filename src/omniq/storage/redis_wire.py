@@ -55,7 +55,7 @@ from omniq.operations import (
     Stage,
     Staged,
 )
-from omniq.storage.redis_records import FIELDS, Options, origin_of, record_of, state_of, words_of
+from omniq.storage.redis_records import FIELDS, Options, Origin, origin_of, record_of, state_of, whole, words_of
 from omniq.storage.redis_staging import as_text, encode_open, encode_stage, run_of
 from omniq.storage.runs import another_body, run_closed, staged_elsewhere
 
@@ -92,6 +92,14 @@ def encode_operation(op: Operation) -> dict[str, Any]:
     made = {k: blob(v) if type(v) is bytes else v for k, v in _ENCODERS[type(op)](op).items() if v is not None}
     made["kind"] = type(op).__name__.lower()
     return made
+
+
+_GROWING = {"enqueue", "enqueues", "openrun", "stage", "commitrun", "restore", "restore_events", "openfanin"}
+
+
+def grows(entries: Sequence[Entry]) -> bool:
+    """Whether a call brings in something new, which a full server has no room for; all others end, extend or delete."""
+    return any(op["kind"] in _GROWING for entry in entries for op in entry)
 
 
 class Packed:
@@ -156,7 +164,7 @@ def _shape(transaction: Sequence[Operation]) -> tuple[Any, ...] | None:
     if isinstance(first, Ack):
         if len(transaction) > 1 or first.again_us is not None:
             return None
-        return (False, Ack, first.queue, first.late, first.encoding)
+        return (False, Ack, first.queue, first.late, first.encoding, first.listed)
     if not isinstance(first, Enqueue):
         return None
     shape = enqueue_shape(first)
@@ -201,7 +209,8 @@ def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
     if isinstance(first, Ack):
         for op in cast("Sequence[Ack]", ops):
             rows += (op.id, op.token, False if op.result is None else blob(op.result), blob(_ack_data(op)))
-        return {"kind": "acks", "queue": first.queue, "late": first.late, "encoding": first.encoding, "rows": rows}
+        kept = {"listed": True} if first.listed else {}
+        return {"kind": "acks", "queue": first.queue, "late": first.late, "encoding": first.encoding, "rows": rows, **kept}
     assert isinstance(first, Enqueue)
     for op in cast("Sequence[Enqueue]", ops):
         rows += (op.id, blob(b"null" if op.payload is None else op.payload), op.fingerprint)
@@ -335,7 +344,8 @@ def _ack_data(op: Ack) -> bytes:
 
 def _ack(op: Ack) -> dict[str, Any]:
     again = maybe_up(op.again_us)
-    return {**_held(op), "result": op.result, "encoding": op.encoding, "data": _ack_data(op), "again": again}
+    end = {"result": op.result, "encoding": op.encoding, "data": _ack_data(op), "again": again, "listed": op.listed or None}
+    return {**_held(op), **end}
 
 
 def _failure(op: Retry | Fail) -> dict[str, Any]:
@@ -497,9 +507,10 @@ def _reserved(op: Reserve, reply: list[Any]) -> Reserved:
 def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
     """The whole of a task's fields, or of a plain one only those that the caller does not know."""
     if len(values) == len(FIELDS):
-        return record_of(queue, {name: value for name, value in zip(FIELDS, values, strict=True) if value is not None})
+        fields = {name: value for name, value in zip(FIELDS, values, strict=True) if value is not None}
+        return record_of(queue, fields[b"id"].decode(), fields)
     until, _, timeout_ms, _, created, due, _, _, found, id, payload, max_attempts = values
-    origin = origin_of(found)
+    origin = cast(Origin, origin_of(found))  # the script has read it
     options = origin.options
     return Record(
         id=id.decode(),
@@ -508,12 +519,12 @@ def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
         payload=None if options.no_payload else payload,
         encoding=options.encoding,
         origin=options.origin,
-        due_us=int(due or created) * 1000,
+        due_us=whole(due or created) * 1000,
         timeout_us=options.timeout_us,
-        lease_us=None if options.no_lease else int(timeout_ms) * 1000,
+        lease_us=None if options.no_lease else whole(timeout_ms) * 1000,
         result_ttl_us=options.result_ttl_us,
         attempts=1,
-        max_attempts=0 if options.no_max else int(max_attempts),
+        max_attempts=0 if options.no_max else whole(max_attempts),
         backoff=options.backoff,
         token=op.token,
         lease_until_us=int(until) * 1000,

@@ -20,11 +20,26 @@ from omniq.errors import (
     OutcomeUnknown,
     Refused,
     StoreError,
+    StoreFull,
     StoreUnavailable,
     TaskNotFound,
 )
 from omniq.models import State, TaskError, new_id, new_token
-from omniq.operations import Ack, Enqueue, Extend, Fail, Operation, Outcome, Remove, Removed, Requeue, Requeued, Reserve, Retry
+from omniq.operations import (
+    Ack,
+    Enqueue,
+    Extend,
+    Fail,
+    Operation,
+    Outcome,
+    Remove,
+    Removed,
+    Requeue,
+    Requeued,
+    Reserve,
+    Retry,
+    Stage,
+)
 from omniq.storage.checks import Transaction
 
 if TYPE_CHECKING:
@@ -138,21 +153,24 @@ class Sending:
     """Transactions on their way, until each has its answer. What cannot be sent is found by halves.
 
     `send` raises `StoreError` while the store is away; called again, it goes on where it was. What may have been carried out
-    already is sent as a repeat, so nothing is done twice.
+    already is sent as a repeat, so nothing is done twice. A server that is full has no room for new tasks: whoever brings some
+    is told so, and all others are served.
     """
 
     def __init__(self, transactions: Sequence[Transaction], now_us: int | None = None) -> None:
         self.transactions, self._now_us = transactions, now_us
         self._answers: list[Result | None] = [None] * len(transactions)
-        self._parts = [(0, len(transactions), False)] if transactions else []
+        self._parts: list[tuple[Sequence[int], bool]] = [(range(len(transactions)), False)] if transactions else []
 
     async def send(self, storage: BaseStorage) -> list[Result]:
         works = False
         while self._parts:
-            start, end, repeat = self._parts[0]
+            part, repeat = self._parts[0]
             try:
-                answers = await storage.apply(self.transactions[start:end], self._now_us, repeat=repeat)
+                answers = await storage.apply(self._of(part), self._now_us, repeat=repeat)
             except BaseException as exc:
+                if self._leaves_out(exc, storage):
+                    continue
                 self._must_be_its_own(exc)
                 if isinstance(exc, StoreError) and not works:
                     probe = self._probe(exc)
@@ -170,10 +188,12 @@ class Sending:
         """`send` from any thread."""
         works = False
         while self._parts:
-            start, end, repeat = self._parts[0]
+            part, repeat = self._parts[0]
             try:
-                answers = storage.apply_blocking(self.transactions[start:end], self._now_us, repeat=repeat)
+                answers = storage.apply_blocking(self._of(part), self._now_us, repeat=repeat)
             except BaseException as exc:
+                if self._leaves_out(exc, storage):
+                    continue
                 self._must_be_its_own(exc)
                 if isinstance(exc, StoreError) and not works:
                     probe = self._probe(exc)
@@ -187,36 +207,59 @@ class Sending:
                 self._answered(answers)
         return cast("list[Result]", self._answers)
 
+    def _of(self, part: Sequence[int]) -> Sequence[Transaction]:
+        whole = len(part) == len(self.transactions)
+        return self.transactions if whole else [self.transactions[n] for n in part]
+
     def _answered(self, answers: list[Result]) -> None:
-        start, end, _ = self._parts.pop(0)
-        self._answers[start:end] = answers
+        part, _ = self._parts.pop(0)
+        for n, answer in zip(part, answers, strict=True):
+            self._answers[n] = answer
+
+    def _leaves_out(self, exc: BaseException, storage: BaseStorage) -> bool:
+        """Whether a server is full that takes the part without its new tasks. A full disk takes nothing: that is waited for."""
+        full = exc if isinstance(exc, StoreFull) else exc.__cause__
+        if not isinstance(full, StoreFull) or storage.capabilities.local:
+            return False
+        part, repeat = self._parts[0]
+        new = [n for n in part if any(isinstance(op, Enqueue | Stage) for op in self.transactions[n])]
+        if not new:
+            return False
+        if full is not exc:  # one node of a cluster is full, others did their share: each is asked alone
+            self._parts[:1] = [([n], True) for n in part]
+            return True
+        for n in new:
+            self._answers[n] = Unsendable(full)
+        rest = [n for n in part if self._answers[n] is None]
+        self._parts[:1] = [(rest, repeat)] if rest else []
+        log.error("new tasks of %d transactions are refused: %s", len(new), full)
+        return True
 
     def _must_be_its_own(self, exc: BaseException) -> None:
         """Raise what says nothing of the transactions: the store is away, or somebody interrupted this."""
-        start, end, repeat = self._parts[0]
+        part, repeat = self._parts[0]
         of_the_store = isinstance(exc, StoreError) and type(exc) is not StoreError
         nothing_happened = isinstance(exc, Invalid) or (of_the_store and not isinstance(exc, OutcomeUnknown))
-        self._parts[0] = start, end, repeat or not nothing_happened
+        self._parts[0] = part, repeat or not nothing_happened
         if of_the_store or not isinstance(exc, Exception):
             raise exc
 
     def _probe(self, exc: StoreError) -> Transaction:
         """A transaction that finds nothing: if that fails too, it is the store."""
-        start, end, _ = self._parts[0]
-        for op in (op for transaction in self.transactions[start:end] for op in transaction):
+        for op in (op for n in self._parts[0][0] for op in self.transactions[n]):
             queue = op.queues[0] if isinstance(op, Reserve) else getattr(op, "queue", None)
             if queue is not None:
                 return (Extend(queue=queue, id=new_id(), token=new_token()),)
         raise exc
 
     def _split(self, exc: BaseException) -> None:
-        start, end, repeat = self._parts[0]
-        if end - start == 1:
-            answer = self._answers[start] = Unsendable(cast(Exception, exc))
+        part, repeat = self._parts[0]
+        if len(part) == 1:
+            answer = self._answers[part[0]] = Unsendable(cast(Exception, exc))
             del self._parts[0]
-            op = self.transactions[start][0]
+            op = self.transactions[part[0]][0]
             task_id = getattr(op, "id", "")
             log.error("%s of task %r cannot be sent: %s", type(op).__name__, task_id, answer, extra={"task_id": task_id})
         else:
-            middle = (start + end) // 2
-            self._parts[:1] = [(start, middle, repeat), (middle, end, repeat)]
+            middle = len(part) // 2
+            self._parts[:1] = [(part[:middle], repeat), (part[middle:], repeat)]

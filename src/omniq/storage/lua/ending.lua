@@ -34,6 +34,12 @@ local function put_back(t)
   lanes.move(t, 'wait', true)
 end
 
+-- Whether a job goes with its entry in `completed`, once the contract has ended it. A task that Python enqueued does not: it has a
+-- time of its own.
+function machine.is_listed(t)
+  return t.name == '*' or t.adopted or run('HGET', t.key, 'foreign') == '1'
+end
+
 -- The lease is over and the result kept. With `again` the same task runs once more: the caller places it.
 function machine.finish(t, state, result, token, again)
   local q = t.q
@@ -164,9 +170,19 @@ function machine.block(blocker, t)
   end
 end
 
+-- Whom a task waits for, as pairs of id and queue; nil if that cannot be read.
+function machine.edges_of(t)
+  local parsed, edges = pcall(cjson.decode, t.edges or '')
+  if not parsed or type(edges) ~= 'table' then return nil end
+  for _, edge in pairs(edges) do
+    if type(edge) ~= 'table' or type(edge[1]) ~= 'string' or type(edge[2]) ~= 'string' then return nil end
+  end
+  return edges
+end
+
 function machine.forget_blockers(t)
   if not t.edges then return end
-  for _, edge in ipairs(cjson.decode(t.edges)) do run('ZREM', deps_key(queue(edge[2]), edge[1]), member(t)) end
+  for _, edge in ipairs(machine.edges_of(t) or {}) do run('ZREM', deps_key(queue(edge[2]), edge[1]), member(t)) end
   clear(t, 'edges')
 end
 

@@ -24,7 +24,8 @@ Ours alone; other clients work without them:
   base:o:meta            hash    seq, events (last number), first (oldest event kept), turn (last score in groups:ready), swept
   base:o:tasks           zset    every task that we know, by seq, the order of insertion
   base:o:end:<id>        hash    a task that was cancelled, until its result expires
-  base:o:done, :cancelled, :results   zset    ended tasks, and results of tasks that go on; score: when they expire
+  base:o:done, :cancelled, :results   zset    ended tasks, and results of tasks that go on; score: when they expire, or inf for a
+                                 job that the contract ended: it goes with its entry in `completed`
   base:o:res:<id>        string  how the last run ended: a line of numbers, the error as JSON, the result
   base:o:blocked         zset    tasks that wait for others
   base:o:deps:<id>       zset    who waits for this task, as "queue id"; score: seq
@@ -38,6 +39,7 @@ Ours alone; other clients work without them:
   base:o:ended           zset    runs that are over; score: when they may be forgotten
   base:o:lanes           zset    names of groups
   base:o:rest:<gid>      string  since when a group with a limit is known to have no tasks
+  base:o:corrupt         hash    jobs that were put aside, and why: dead letters, and those whose id or key nobody can use
   base:o:events          stream  one entry per call, "<last number>-0"
 
   {omniq.store}:queues, :workers, :ids, :info   set, hash, string, hash    what belongs to no queue
@@ -51,6 +53,7 @@ local DEFAULT_TTL_MS = 86400000
 local GRACE_MS = 3600000 -- results outlive their time by this much if nobody purges
 local MOVED_MS = 86400000
 local MAX_MS = 9999999999999 -- the year 2286
+local MAX_WHOLE = 2 ^ 53 -- a larger number is not exact, and comes out of `digits` as another one
 local PART = 4000 -- arguments of one variadic command
 local BUDGET = 50000 -- keys that a call looks up in other queues before it leaves its next transactions to another call
 local LOOKUPS = 30000 -- more of them at once, and the books of the queues are asked instead
@@ -86,13 +89,39 @@ local function text(value)
   return nil
 end
 
+-- Other clients may have stored anything. What is no number, or NaN, is 0.
 local function number(value)
-  return tonumber(text(value) or 0) or 0
+  local n = tonumber(text(value) or 0)
+  if not n or n ~= n then return 0 end
+  if n > MAX_WHOLE then return MAX_WHOLE end
+  if n < -MAX_WHOLE then return -MAX_WHOLE end
+  return n
 end
 
--- A time or a duration. Some clients take any number, and one that is too large for `digits` would come out as a negative one.
+-- A time, a duration or a count: whole, and never negative.
 local function ms(value)
-  return math.min(number(value), MAX_MS)
+  return math.floor(math.max(math.min(number(value), MAX_MS), 0))
+end
+
+-- A moment as text; one that cannot be read was never stored.
+local function moment(value)
+  if value and string.find(value, '^%d+$') and #value <= 18 then return value end
+  return nil
+end
+
+local function is_utf8(value)
+  for _, sequence in ipairs({
+    '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]', '[\225-\236\238\239][\128-\191][\128-\191]',
+    '\237[\128-\159][\128-\191]', '\240[\144-\191][\128-\191][\128-\191]',
+    '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]',
+  }) do value = string.gsub(value, sequence, '.') end
+  return not string.find(value, '[\128-\255]')
+end
+
+-- Whether a name is text that every program can say, and say back.
+local function is_text(value)
+  if value == '' or string.find(value, '%z') then return false end
+  return not string.find(value, '[\128-\255]') or is_utf8(value)
 end
 
 local function in_parts(command, key, list)

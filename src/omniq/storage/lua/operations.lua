@@ -69,7 +69,10 @@ local function lost(op)
   if not t then return refuse('TaskNotFound') end
   if t.state ~= 'active' then return refuse('NotActive') end
   if t.lease_token ~= op.token then return refuse('TokenMismatch') end
-  if op.lost == 'expired' and t.lock_until_ms > now then return refuse('LeaseHeld') end
+  if op.lost == 'expired' and t.lock_until_ms > now then
+    local score = store.leased(t.q, {t.id})[1] -- by which every client reaps, whatever the task's own field says
+    if not score or tonumber(score) > now then return refuse('LeaseHeld') end
+  end
   return t
 end
 
@@ -218,6 +221,7 @@ end
 
 function write.ack(op, t)
   local again = not t.cancel and op.again or nil
+  t.listed = op.listed and not again and machine.is_listed(t)
   local ttl_ms = machine.finish(t, 'completed', {data = op.result, encoding = op.encoding}, op.token, again)
   log.note(t, 'succeeded', op.data, 'completed')
   t.q.finished = true

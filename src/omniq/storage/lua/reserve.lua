@@ -3,6 +3,7 @@ Who gets which task. Promotion of what is due, turns between groups and ungroupe
 ]]
 
 local promoted = {}
+local ID = 22 -- the place of `id` in FIELDS
 
 -- Tasks whose time has come join the tail of their lanes in the order of their times, ties in the order of insertion.
 function machine.promote(q, limit)
@@ -14,11 +15,13 @@ function machine.promote(q, limit)
   local due = {}
   for i = 1, #found, 2 do
     local t = store.load(q, found[i])
-    if t and t.state == 'delayed' then
+    if t and t.state == 'delayed' and is_text(found[i]) then
       due[#due + 1] = {tonumber(found[i + 1]), t.seq, i, t}
     else
       run('ZREM', q.base .. 'delayed', found[i])
       run('ZREM', q.base .. 'idx:delayed', found[i])
+      q.changed = true
+      if not t or t.odd or t.state == 'delayed' then machine.unreadable(q, found[i]) end
     end
   end
   table.sort(due, function(a, b)
@@ -33,13 +36,19 @@ function machine.promote(q, limit)
   return #due
 end
 
+-- Some client stored what nobody can run: it is put aside, and the others have their turn.
+function machine.unreadable(q, id)
+  machine.need('operations')
+  machine.put_aside(q, id)
+end
+
 -- Leases a task that was popped from its lane and adds all its fields to the answer. Nil for an id without a waiting task: it
 -- was removed by others, or pushed twice.
 local function lease(q, id, op, tasks)
   local known = cache[slot(q, id)]
-  local values = run('HMGET', q.job .. id, unpack(PLAIN))
-  if values[1] ~= 'wait' or (known and known.state ~= 'wait') then
-    if not values[1] then run('ZREM', q.base .. 'idx:wait', id) end
+  local values = redis.pcall('HMGET', q.job .. id, unpack(PLAIN)) -- others may have stored something else there
+  if values[1] ~= 'wait' or (known and known.state ~= 'wait') or not is_text(id) then
+    if not CODE[values[1]] or values[1] == 'wait' and not is_text(id) then machine.unreadable(q, id) end
     q.changed = true
     return nil
   end
@@ -49,6 +58,7 @@ local function lease(q, id, op, tasks)
   end
   values = run('HMGET', q.job .. id, unpack(FIELDS))
   local t = store.shape(q, id, job_key(q, id), values)
+  values[ID] = id -- whatever the hash says: under this name it is ended
   if t.foreign then store.adopt(t) end
   t.attempt = t.attempt + 1
   t.lease_token = op.token
@@ -114,8 +124,9 @@ local function take_grouped(q, op, tasks)
 end
 
 local function grant(q, limit, op, tasks)
-  local turn = number(run('GET', q.base .. 'lane:rr'))
-  local before, taken = turn, 0
+  local stored = number(run('GET', q.base .. 'lane:rr'))
+  local turn = stored == 0 and 0 or 1
+  local before, taken = stored, 0
   if not lanes.grouped(q) then
     taken = take_ungrouped(q, limit, op, tasks)
     turn = (turn + taken) % 2
@@ -141,7 +152,7 @@ local function held_under(op)
   for _, name in ipairs(op.queues) do
     local q = queue(name)
     for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
-      if run('HGET', job_key(q, id), 'lease_token') == op.token then
+      if redis.pcall('HGET', job_key(q, id), 'lease_token') == op.token then
         tasks[#tasks + 1] = {name, run('HMGET', job_key(q, id), unpack(FIELDS))}
       end
     end

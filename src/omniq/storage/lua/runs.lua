@@ -149,7 +149,9 @@ local function ack(q, op, id, token, result, data)
   if v[1] ~= 'active' or v[2] ~= token or text(v[4]) or v[5] == '1' or v[6] == '1' or not v[7] then return false end
   local own, _, ttl_ms, name = store.read_origin(v[7])
   local created = v[8]
-  if own ~= created or ttl_ms == 0 or not (op.late or number(v[3]) > now) then return false end
+  if not created or own ~= created or not moment(v[9]) or v[10] and string.find(v[10], '%D') then return false end
+  if op.listed and name ~= '*' then return false end
+  if ttl_ms == 0 or not (op.late or number(v[3]) > now) then return false end
   ttl_ms = ttl_ms or DEFAULT_TTL_MS
   run('HSET', q.job .. id, 'state', 'completed', 'lease_token', '', 'lock_until_ms', '', 'ended_by', token, 'completed_ms', NOW,
       'updated_ms', NOW)
@@ -159,14 +161,14 @@ local function ack(q, op, id, token, result, data)
       'PX', TEXT[ttl_ms + GRACE_MS])
   remove(q, 'active', id)
   remove(q, 'idx:active', id)
-  add(q, 'o:done', TEXT[now + ttl_ms], id)
+  add(q, 'o:done', op.listed and 'inf' or TEXT[now + ttl_ms], id)
   add(q, 'idx:completed', NOW, id)
   q.completed[#q.completed + 1] = id
   ended_tasks[#ended_tasks + 1] = id
   q.finished, q.changed, q.ahead[id] = true, true, true
   if request.events then
     local created_ms = number(created)
-    local due_ms = text(v[12]) and number(v[12]) or created_ms
+    local due_ms = text(v[12]) and ms(v[12]) or created_ms
     log.add(q, 'succeeded', id, name, false, number(v[9]), text(v[11]) or false, created_ms, due_ms, CODE.completed, data)
   end
   return true
@@ -184,7 +186,7 @@ function runs.acks(op)
     else
       answers[#answers + 1] = machine.transaction({{
         kind = 'ack', queue = op.queue, id = id, token = token, late = op.late, encoding = op.encoding, result = result or nil,
-        data = data,
+        data = data, listed = op.listed,
       }})
     end
   end
@@ -196,12 +198,12 @@ function machine.lease_plain(q, id, op, values)
   if values[4] or values[7] or values[2] ~= '0' or not values[9] or cache[slot(q, id)] then return nil end
   local own, _, _, name = store.read_origin(values[9])
   if own ~= values[5] then return nil end
-  local timeout_ms = op.lease or number(values[3])
+  local timeout_ms = op.lease or ms(values[3])
   if timeout_ms <= 0 then timeout_ms = DEFAULT_LEASE_MS end
   local until_ms = TEXT[now + timeout_ms]
   run('HSET', q.job .. id, 'state', 'active', 'attempt', '1', 'lease_token', op.token, 'lock_until_ms', until_ms,
       'first_started_ms', text(values[8]) or NOW, 'last_started_ms', NOW, 'updated_ms', NOW, 'worker', op.worker)
-  values[1], values[2], values[7] = until_ms, '1', false
+  values[1], values[2], values[7], values[10] = until_ms, '1', false, id
   cache[slot(q, id)], q.ahead[id] = nil, true
   q.changed = true
   remove(q, 'idx:wait', id)
@@ -209,7 +211,7 @@ function machine.lease_plain(q, id, op, values)
   add(q, 'idx:active', NOW, id)
   if request.events then
     local created_ms = number(values[5])
-    local due_ms = text(values[6]) and number(values[6]) or created_ms
+    local due_ms = text(values[6]) and ms(values[6]) or created_ms
     log.add(q, 'started', id, name, false, 1, text(op.worker) or false, created_ms, due_ms, CODE.active, false)
   end
   return true

@@ -69,11 +69,15 @@ function store.origin(created_ms, seq, ttl_ms, name, fingerprint, options)
     .. ' ' .. name .. fingerprint .. options
 end
 
--- created_ms, seq, ttl_ms or nil, name, fingerprint
+-- created_ms, seq, ttl_ms or nil, name, fingerprint; nil for what we did not write, which makes it the job of another client
 function store.read_origin(o)
   local own, seq, ttl, n, f, at = string.match(o, '^(%d+) (%d+) (%S+) (%d+) (%d+) ()')
+  if not own or #own > 15 or #seq > 16 then return nil end
   n, f = at + n, at + n + f
-  return own, seq, ttl ~= '-' and tonumber(ttl) or nil, string.sub(o, at, n - 1), string.sub(o, n, f - 1)
+  if f >= #o or string.byte(o, f) ~= 123 then return nil end -- the options, `{`
+  ttl = tonumber(ttl)
+  if ttl then ttl = ms(ttl) end
+  return own, seq, ttl, string.sub(o, at, n - 1), string.sub(o, n, f - 1)
 end
 
 local function warm(t, v, from)
@@ -82,26 +86,37 @@ local function warm(t, v, from)
     t.left = 0
     return
   end
-  t.eta_us, t.interval_us, t.dead_queue, t.left = text(v[from + 1]), text(v[from + 2]), text(v[from + 3]), number(v[from + 4])
+  t.eta_us, t.interval_us, t.left = moment(v[from + 1]), moment(v[from + 2]), ms(v[from + 4])
   t.edges, t.idempotency_key = text(v[from + 5]), text(v[from + 6])
+  local dead = text(v[from + 3])
+  t.dead_queue = dead and #dead <= 128 and string.find(dead, '^[%w._-]+$') and dead or nil
+end
+
+local function warm_up(t, field)
+  if not COLD[field] or rawget(t, 'warm') then return false end
+  warm(t, run('HMGET', t.key, unpack(FIELDS, HOT + 1, KNOWN)), 0)
+  return true
 end
 
 local Task = {
   __index = function(t, field)
-    if COLD[field] and not rawget(t, 'warm') then
-      warm(t, run('HMGET', t.key, unpack(FIELDS, HOT + 1, KNOWN)), 0)
-      return rawget(t, field)
-    end
+    if warm_up(t, field) then return rawget(t, field) end
     return nil
+  end,
+  -- else what is stored would come back over what was set, or cleared, before it was read
+  __newindex = function(t, field, value)
+    warm_up(t, field)
+    rawset(t, field, value)
   end,
 }
 
--- A task from the values of its first fields.
+-- A task from the values of its first fields. One in a state that we do not know is nobody's to run: like a dead letter.
 function store.shape(q, id, key, v)
+  local state = CODE[v[1]] and v[1] or 'failed'
   local t = {
-    q = q, id = id, key = key, changes = {}, state = v[1], stored = v[1], attempt = number(v[2]), timeout_ms = ms(v[3]),
-    gid = text(v[4]), created_ms = ms(v[5]), due_ms = ms(v[6]), lock_until_ms = ms(v[7]),
-    lease_token = text(v[8]), last_started_ms = text(v[9]), deps = v[14] == '1', first_started_ms = text(v[15]),
+    q = q, id = id, key = key, changes = {}, state = state, stored = state, attempt = ms(v[2]), timeout_ms = ms(v[3]),
+    gid = text(v[4]), created_ms = ms(v[5]), due_ms = ms(v[6]), lock_until_ms = ms(v[7]), odd = state ~= v[1],
+    lease_token = text(v[8]), last_started_ms = moment(v[9]), deps = v[14] == '1', first_started_ms = moment(v[15]),
     touched = false, moved = false, cancel = false, foreign = true, seq = 0, fingerprint = '',
   }
   if t.due_ms == 0 then t.due_ms = t.created_ms end
@@ -134,7 +149,7 @@ function store.load(q, id)
   end
   if q.ahead[id] then store.write_sets(q) end
   local key = job_key(q, id)
-  local v = run('HMGET', key, unpack(FIELDS, 1, HOT))
+  local v = redis.pcall('HMGET', key, unpack(FIELDS, 1, HOT)) -- others may have stored something else there
   if not v[1] then
     key = end_key(q, id)
     v = run('HMGET', key, unpack(FIELDS, 1, HOT))
@@ -152,12 +167,12 @@ end
 -- A task that another client published, or published again under our feet: from now on it is in our books too.
 function store.adopt(t)
   if not t.foreign then return end
-  t.foreign = false
+  t.foreign, t.adopted = false, true
   local q = t.q
   local payload = run('HGET', t.key, 'payload') or ''
   local parsed, body = pcall(cjson.decode, payload)
   local name = parsed and type(body) == 'table' and body.func
-  t.name = type(name) == 'string' and name ~= '' and #name <= 1024 and name or '*'
+  t.name = type(name) == 'string' and #name <= 1024 and is_text(name) and name or '*'
   t.seq = next_seq(q)
   if t.was_ours then
     for _, field in ipairs({
@@ -173,7 +188,7 @@ function store.adopt(t)
   set(t, 'foreign', '1')
   run('ZADD', q.o .. 'tasks', digits(t.seq), t.id)
   if t.gid then
-    q.lanes[t.gid] = true
+    lanes.mark_grouped(q, t.gid)
     run('DEL', q.o .. 'rest:' .. t.gid)
   end
   log.note(t, 'enqueued', '{"foreign":true,"payload_bytes":' .. #payload .. '}', 'wait')
@@ -258,6 +273,7 @@ end
 local function score_of(t, name)
   if name == 'delayed' then return digits(t.due_ms) end
   if name == 'active' then return digits(t.lock_until_ms) end
+  if name == 'o:done' and t.listed then return 'inf' end
   if name == 'o:done' or name == 'o:cancelled' then return digits(t.expires_ms or now) end
   if name == 'o:blocked' then return digits(t.seq) end
   return t.since and digits(t.since) or NOW
@@ -296,7 +312,7 @@ local function write_hash(t)
   end
 end
 
--- The contract lists 100 completed jobs and deletes what drops out. One of ours only leaves the list: its hash stays as long as
+-- The contract lists 100 completed jobs and deletes what drops out. A task of ours only leaves the list: its hash stays as long as
 -- its result. One that was published anew meanwhile is not touched either.
 local function write_completed(q)
   in_parts('LPUSH', q.base .. 'completed', q.completed)
@@ -309,9 +325,13 @@ local function write_completed(q)
     local ours = run('ZMSCORE', q.o .. 'done', unpack(out, i, last))
     for k = i, last do
       local id = out[k]
+      local expires = ours[k - i + 1]
       remove(q, 'idx:completed', id)
-      if not ours[k - i + 1] and run('HGET', job_key(q, id), 'state') == 'completed' then
-        run('DEL', job_key(q, id))
+      if (not expires or expires == 'inf') and redis.pcall('HGET', job_key(q, id), 'state') == 'completed' then
+        run('DEL', job_key(q, id), q.o .. 'res:' .. id)
+        remove(q, 'o:done', id)
+        remove(q, 'o:tasks', id)
+        cache[slot(q, id)] = false
       end
     end
   end

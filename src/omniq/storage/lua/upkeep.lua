@@ -45,7 +45,7 @@ local function settle_completed(t)
   set(t, 'finished_ms', NOW)
   store.save_result(t, CODE.completed, {ends = true}, false, t.expires_ms - now)
   log.note(t, 'succeeded', '{"foreign":true}')
-  run('ZADD', q.o .. 'done', digits(t.expires_ms), t.id)
+  run('ZADD', q.o .. 'done', machine.is_listed(t) and 'inf' or digits(t.expires_ms), t.id)
   ended_tasks[#ended_tasks + 1] = t.id
   if t.deps then machine.free(q, t.id) end
 end
@@ -54,6 +54,7 @@ local function settle_failed(t, failed_ms)
   local q, to = t.q, t.dead_queue
   store.adopt(t)
   local words = text(run('HGET', t.key, 'last_error'))
+  if words and not is_text(words) then words = string.gsub(words, '[%z\128-\255]', '?') end
   local failure
   if words then
     local kind, message = string.match(words, '^([%w_.]+): (.+)$')
@@ -85,8 +86,8 @@ local function follow(q, state, books, limit, settle)
   for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
   local known_ids = books and run('ZMSCORE', q.o .. books, unpack(ids)) or {}
   for i, id in ipairs(ids) do
-    local t = not known_ids[i] and store.load(q, id)
-    if t and t.state == state then moved = moved + settle(t) end
+    local t = not known_ids[i] and is_text(id) and store.load(q, id)
+    if t and t.state == state and not t.odd then moved = moved + settle(t) end
   end
   local upto = now - SLACK_MS
   if #ids == limit then upto = math.max(tonumber(found[#found]), from + 1) end
@@ -121,13 +122,20 @@ local function ask_blockers(q, limit)
   local ids = run('ZRANGE', q.o .. 'blocked', from, from + limit - 1)
   for _, id in ipairs(ids) do
     local t = store.load(q, id)
-    if not t then
+    if t and t.odd then
+      machine.put_aside(q, id)
+    elseif not t or t.state ~= 'blocked' then
       run('ZREM', q.o .. 'blocked', id)
-    elseif t.state == 'blocked' and t.edges then
-      for _, edge in ipairs(cjson.decode(t.edges)) do
+    elseif not machine.edges_of(t) then
+      machine.put_aside(q, id, 'what it waits for cannot be read (its field edges)')
+      moved = moved + 1
+    else
+      local told = true
+      for _, edge in ipairs(machine.edges_of(t)) do
         local home = queue(edge[2])
         local blocker = store.find(home, edge[1])
         local bound = run('ZSCORE', home.o .. 'deps:' .. edge[1], t.q.name .. ' ' .. t.id)
+        told = told and not bound
         if t.state == 'blocked' and bound then
           if not blocker or blocker.state == 'completed' then
             machine.let_go(home, edge[1], t)
@@ -140,6 +148,11 @@ local function ask_blockers(q, limit)
           end
         end
       end
+      if told then -- all that it waited for let it go, and yet it waits: somebody wrote another number into it
+        t.left = 1
+        machine.let_go(q, '', t)
+        moved = moved + 1
+      end
     end
   end
   run('HSET', q.o .. 'meta', 'asked', #ids == limit and from + limit or 0)
@@ -150,24 +163,36 @@ end
 local function recount(q)
   local running = {}
   for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
-    local gid = text(run('HGET', job_key(q, id), 'gid'))
-    if gid then running[gid] = (running[gid] or 0) + 1 end
+    local gid = text(redis.pcall('HGET', job_key(q, id), 'gid'))
+    if type(gid) == 'string' then running[gid] = (running[gid] or 0) + 1 end
   end
-  for _, gid in ipairs(run('ZRANGE', q.o .. 'lanes', 0, -1)) do
+  for _, gid in ipairs(run('ZRANGE', q.o .. 'lanes', 0, -1)) do q.lanes[gid] = true end
+  for gid in pairs(q.lanes) do
     local g = lanes.group(q, gid)
     g.inflight = running[gid] or 0
     lanes.look(g)
   end
 end
 
--- A lease without a task: its hash was evicted or deleted, and its group would keep the slot for ever.
+-- What is wrong with a lease, if nobody could ever take it back.
+local function ghostly(t, id)
+  if not t or t.odd or not is_text(id) then return true end
+  if t.state == 'active' and t.lease_token and not is_text(t.lease_token) then return true, 'its lease_token is no text' end
+  return false
+end
+
+-- A lease without a task: its hash was evicted or deleted, or cannot be read, and its group would keep the slot for ever.
 local function bury_ghosts(q)
   local ghosts = 0
   for _, id in ipairs(run('ZRANGEBYSCORE', q.base .. 'active', '-inf', NOW, 'LIMIT', 0, 100)) do
-    if not store.load(q, id) then
+    local t = store.load(q, id)
+    local ghost, why = ghostly(t, id)
+    if ghost then
+      machine.put_aside(q, id, why)
+      ghosts = ghosts + 1
+    elseif t.state ~= 'active' then
       run('ZREM', q.base .. 'active', id)
       run('ZREM', q.base .. 'idx:active', id)
-      run('ZREM', q.o .. 'tasks', id)
       ghosts = ghosts + 1
     end
   end
@@ -211,6 +236,20 @@ local function purge_ended(q, name, upto, limit)
     end
   end
   return #ids
+end
+
+-- Other clients trim the list of completed jobs without knowing our books.
+local function purge_trimmed(q, limit)
+  local gone = 0
+  for _, id in ipairs(run('ZRANGEBYSCORE', q.o .. 'done', 'inf', 'inf', 'LIMIT', 0, COMPLETED_KEEP + limit)) do
+    if run('EXISTS', job_key(q, id)) == 0 then
+      run('DEL', q.o .. 'res:' .. id)
+      run('ZREM', q.o .. 'done', id)
+      run('ZREM', q.o .. 'tasks', id)
+      gone = gone + 1
+    end
+  end
+  return gone
 end
 
 local function purge_dead(q, upto, limit)
@@ -302,6 +341,20 @@ local function purge_lanes(q, op)
   return gone
 end
 
+-- What was put aside goes as dead letters do, which most of it is.
+local function purge_corrupt(q, upto)
+  local gone, entries = 0, run('HGETALL', q.o .. 'corrupt')
+  for i = 1, #entries, 2 do
+    if number(string.match(entries[i + 1], '^%d+')) <= upto then
+      local id = entries[i]
+      local t = is_text(id) and store.load(q, id)
+      if not t then gone = gone + run('DEL', job_key(q, id)) end
+      run('HDEL', q.o .. 'corrupt', id)
+    end
+  end
+  return gone
+end
+
 -- Staged runs that are over, when their keys are.
 local function purge_runs(q, limit)
   local ids = run('ZRANGEBYSCORE', q.o .. 'ended', '-inf', NOW, 'LIMIT', 0, limit)
@@ -317,7 +370,10 @@ function upkeep.purge(op)
   local upto = NOW
   local gone = 0
   for _, name in ipairs({'done', 'cancelled', 'results'}) do gone = gone + purge_ended(q, name, upto, op.limit) end
-  if op.dead_before then gone = gone + purge_dead(q, digits(op.dead_before), op.limit) end
+  gone = gone + purge_trimmed(q, op.limit)
+  if op.dead_before then
+    gone = gone + purge_dead(q, digits(op.dead_before), op.limit) + purge_corrupt(q, op.dead_before)
+  end
   store.flush()
   return gone + purge_keys(q, op.limit) + purge_events(q, op) + purge_lanes(q, op) + purge_runs(q, op.limit)
 end
@@ -365,7 +421,7 @@ end
 
 local function check_lane(q, gid, key, waiting, complaints, repair)
   for _, id in ipairs(run('LRANGE', key, 0, -1)) do
-    local found = run('HMGET', job_key(q, id), 'state', 'gid')
+    local found = redis.pcall('HMGET', job_key(q, id), 'state', 'gid')
     if found[1] == 'wait' and text(found[2]) == gid and not waiting[id] then
       waiting[id] = true
     else
@@ -414,6 +470,25 @@ local function check_staged(q, complaints, repair)
   end
 end
 
+-- A dead letter that was requeued or deleted, and a key that somebody deleted, is nobody's trouble any more.
+local function is_settled(q, id)
+  local state = redis.pcall('HGET', job_key(q, id), 'state')
+  if is_text(id) and type(state) ~= 'table' then return state ~= 'failed' end
+  return run('EXISTS', job_key(q, id)) == 0
+end
+
+local function check_corrupt(q, complaints)
+  local entries = run('HGETALL', q.o .. 'corrupt')
+  for i = 1, #entries, 2 do
+    local id = entries[i]
+    if is_settled(q, id) then
+      run('HDEL', q.o .. 'corrupt', id)
+    else
+      complaints[#complaints + 1] = 'job ' .. id .. ' was put aside: ' .. string.match(entries[i + 1], '^%d+ (.*)$')
+    end
+  end
+end
+
 function upkeep.check(op)
   local q, complaints, repair = queue(op.queue), {}, op.repair
   local waiting, running, counts = {}, {}, {}
@@ -422,13 +497,13 @@ function upkeep.check(op)
     for _, gid in ipairs(run('ZRANGE', key, 0, -1)) do names[gid] = true end
   end
   for _, id in ipairs(run('ZRANGE', q.base .. 'idx:wait', 0, -1)) do
-    local gid = text(run('HGET', job_key(q, id), 'gid'))
-    if gid then names[gid] = true end
+    local gid = text(redis.pcall('HGET', job_key(q, id), 'gid'))
+    if type(gid) == 'string' then names[gid] = true end
   end
   check_lane(q, nil, q.base .. 'wait', waiting, complaints, repair)
   for gid in pairs(names) do check_lane(q, gid, q.base .. 'g:' .. gid .. ':wait', waiting, complaints, repair) end
   for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
-    local found = run('HMGET', job_key(q, id), 'state', 'gid')
+    local found = redis.pcall('HMGET', job_key(q, id), 'state', 'gid')
     if found[1] ~= 'active' then
       complaints[#complaints + 1] = 'the lease of ' .. id .. ' has no running task'
       if repair then run('ZREM', q.base .. 'active', id) end
@@ -444,6 +519,7 @@ function upkeep.check(op)
   compare(q.base .. 'idx:failed', as_set(run('LRANGE', q.base .. 'failed', 0, -1)), complaints, repair)
   compare(q.base .. 'idx:completed', as_set(run('LRANGE', q.base .. 'completed', 0, -1)), complaints, repair)
   check_staged(q, complaints, repair)
+  check_corrupt(q, complaints)
   local grouped, open = 0, 0
   for gid in pairs(names) do
     local g = lanes.group(q, gid)

@@ -20,6 +20,17 @@ async def a_requeued_task_runs_again(bench: Bench) -> None:
     assert (await bench.ack(again)).state is State.DONE
 
 
+@case(rules="50")
+async def a_requeue_without_a_time_forgets_the_one_that_was_asked_for(bench: Bench) -> None:
+    await bench.add("a", eta_us=bench.now + 5 * S)
+    bench.advance(5)
+    (task,) = await bench.take()
+    await bench.fail(task)
+    await bench.do(on(Requeue, await bench.get("a")))
+    task = await bench.get("a")
+    assert (task.eta_us, task.due_us) == (None, bench.now)
+
+
 @case(rules="78")
 async def a_requeue_keeps_the_attempts_unless_told_otherwise(bench: Bench) -> None:
     dead = await bench.dead("a")

@@ -38,6 +38,18 @@ async def the_last_result_wins(bench: Bench) -> None:
 
 
 @case(rules="§3,§4")
+async def a_series_has_finished_when_its_last_run_has(bench: Bench) -> None:
+    task = await bench.hold("a", interval_us=S)
+    await bench.ack(task, again_us=bench.now + S)
+    assert (await bench.get("a")).finished_at_us == bench.now
+    bench.advance(1)
+    (last,) = await bench.take()
+    bench.advance(1)
+    assert (await bench.ack(last)).state is State.DONE
+    assert (await bench.get("a")).finished_at_us == bench.now
+
+
+@case(rules="§3,§4")
 async def a_run_that_fails_for_good_is_recorded_and_the_next_comes(bench: Bench) -> None:
     task = await bench.hold("a", interval_us=60 * S)
     again = bench.now + 60 * S

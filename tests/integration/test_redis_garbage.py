@@ -1,0 +1,377 @@
+"""Jobs of other clients with nonsense in them: none stops its queue, and what cannot be read is put aside with a reason."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from support.redis_server import Server, running
+
+from omniq import AsyncOmniQ, TaskStatus, handler
+from omniq.errors import Refused
+from omniq.models import Blocker, Record, State, TaskError, new_token
+from omniq.operations import Ack, Cancel, Enqueue, Extend, Fail, Filter, Release, Remove, Requeue, Reserve, Retention, Retry
+from omniq.serialization import MsgspecSerializer
+from omniq.storage.redis import RedisStorage
+from omniq.translate import task_of
+
+Q, BASE = "mail", "{mail}:"
+GOOD = [f"good-{n}" for n in range(10)]
+HOUR_US = 3_600_000_000
+NUMBERS = (b"-1", b"abc", b"", b"nan", b"inf", b"-inf", b"1e400", b"9" * 400, b"1.5", b"0x10", b"\xff\xfe", b"12 34", b"-9" * 9)
+NUMERIC = (
+    "created_ms", "attempt", "timeout_ms", "max_attempts", "backoff_ms", "due_ms", "lock_until_ms", "last_started_ms",
+    "first_started_ms", "updated_ms", "queued_ms", "completed_ms", "failed_ms", "last_error_ms", "eta_us", "interval_us",
+    "finished_ms", "left",
+)  # fmt: skip
+TEXTS = (b"", b"\xff\xfe", b"{", b"[[1]]", b'{"a":{}}', b"\x00", b"}{", b"x" * 5000, b"[" * 3000, b'["a",1]', b'"\\ud800"')
+TEXTUAL = (
+    "id", "payload", "gid", "state", "lease_token", "o", "worker", "cancel", "ended_by", "deps", "dead_queue", "edges",
+    "idempotency_key", "last_error", "headers", "blocked_by", "error", "progress", "foreign", "more",
+)  # fmt: skip
+ORIGINS = (
+    b"%s 1 - 3 2 jobab{", b"%s 1 - 3 2 jobab", b"%s 1 - 99 99 job{}", b"%s 1 - 2 0 \xff\xfe{}", b"%s x - 3 2 jobab{}",
+    b"%s " + b"9" * 400 + b" - 3 0 job{}", b"%s 5 abc 3 0 job{}", b"%s 5 -7 3 0 job{}", b"%s 5 nan 3 0 job{}", b"%s",
+    b'%s 5 - 3 0 job{"backoff":"banana"}', b'%s 5 - 3 0 job{"timeout_us":"x"}', b"%s 5 - 3 0 job[]",
+    b'%s 5 - 3 0 job{"encoding":5}',
+)  # fmt: skip
+STATES = ("wait", "group", "delayed", "active", "blocked")
+CREATED = b"1700000000000"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def raw(server: Server) -> Iterator[Any]:
+    with server.client() as client:
+        client.flushall()
+        yield client
+
+
+def job(id: str, **fields: Any) -> dict[str, Any]:
+    now = str(int(time.time() * 1000) - 5)
+    made: dict[str, Any] = {"id": id, "payload": b'{"func":"app:job"}', "state": "wait", "attempt": "0", "max_attempts": "2"}
+    made |= {"timeout_ms": "30000", "backoff_ms": "0", "created_ms": now, "queued_ms": now, "updated_ms": now}
+    return made | fields
+
+
+def publish(raw: Any, id: str | bytes, place_in: str = "wait", odd: dict[str, Any] | None = None) -> None:
+    """As another client does it."""
+    state, fields = place_in, odd or {}
+    now = int(time.time() * 1000) - 5
+    name = id if isinstance(id, str) else "odd"
+    key = b"{mail}:job:" + (id.encode() if isinstance(id, str) else id)
+    given: dict[str, Any] = {"state": "wait" if state == "group" else state, "gid": "g" if state in ("group", "active") else ""}
+    if state == "active":
+        given |= {"lease_token": "t" * 24, "lock_until_ms": now, "attempt": "1"}
+    raw.hset(key, mapping=job(name) | given | fields)
+    raw.hset(f"{BASE}stats", "last_enqueue_ms", now)
+    place(raw, state, id, fields.get("gid", "g"), now)
+
+
+def place(pipe: Any, state: str, id: str | bytes, gid: bytes | str, now: int) -> None:
+    if state == "delayed":
+        pipe.zadd(f"{BASE}delayed", {id: now})
+        pipe.zadd(f"{BASE}idx:delayed", {id: now})
+    elif state == "active":
+        pipe.zadd(f"{BASE}active", {id: now})
+        pipe.zadd(f"{BASE}idx:active", {id: now})
+    elif state in ("failed", "completed"):
+        pipe.lpush(f"{BASE}{state}", id)
+        pipe.zadd(f"{BASE}idx:{state}", {id: now})
+    elif state == "blocked":
+        pipe.zadd(f"{BASE}o:blocked", {id: 1})
+    elif state == "group":
+        lane = gid if isinstance(gid, bytes) else gid.encode()
+        pipe.set(f"{BASE}has_groups", "1")
+        pipe.rpush(b"{mail}:g:" + lane + b":wait", id)
+        pipe.zadd(f"{BASE}groups:ready", {gid: now}, nx=True)
+        pipe.zadd(f"{BASE}idx:wait", {id: now})
+    else:
+        pipe.rpush(f"{BASE}wait", id)
+        pipe.zadd(f"{BASE}idx:wait", {id: now})
+
+
+def surround(raw: Any, odd: Callable[[], None]) -> None:
+    for id in GOOD[:5]:
+        publish(raw, id)
+    odd()
+    for id in GOOD[5:]:
+        publish(raw, id)
+
+
+async def reserve(storage: RedisStorage, at: int | None = None) -> list[Record]:
+    (answer,) = await storage.apply([(Reserve(queues=(Q,), limit=60, token=new_token(), worker="w"),)], at)
+    assert isinstance(answer, list), answer
+    return answer[0].tasks  # type: ignore[union-attr]
+
+
+def held(task: Record) -> dict[str, Any]:
+    return {"queue": Q, "id": task.id, "token": task.token, "late": True}
+
+
+async def end_all(storage: RedisStorage) -> None:
+    """As a worker would: the good ones are acked, any other is extended, released, retried and failed in turn."""
+    turn = idle = 0
+    while idle < 2:
+        assert turn < 40
+        at = storage.clock() + turn * HOUR_US
+        tasks = await reserve(storage, at)
+        ops: list[Any] = []
+        for task in tasks:
+            if task.id in GOOD:
+                ops.append((Ack(**held(task), result=b"1"),))
+                continue
+            error = TaskError("ValueError", "no", "")
+            ends = [Release(**held(task)), Retry(**held(task), error=error, delay_us=0), Fail(**held(task), error=error)]
+            ops += [(Extend(**held(task)),), (ends[turn % 3],)]
+        answers = await storage.apply(ops, at)
+        assert not [a for a in answers if isinstance(a, Refused)]
+        moved = await storage.reclaim(at) + await storage.sweep(at)
+        turn, idle = turn + 1, 0 if tasks or moved else idle + 1
+
+
+async def look(storage: RedisStorage) -> None:
+    """Everything that reads, reads."""
+    await storage.get("odd", Q)
+    await storage.get("odd")
+    await storage.results(["odd", *GOOD])
+    for states in ((), *((state,) for state in State)):
+        cursor = None
+        while True:
+            page = await storage.find(Filter(states=states), cursor, limit=20)
+            assert all(task_of(task, MsgspecSerializer()).id == task.id for task in page.tasks)
+            cursor = page.cursor
+            if cursor is None:
+                break
+    await storage.counts()
+    await storage.groups(Q)
+    await storage.check()
+    for shard in await storage.event_shards():
+        await storage.events(shard.name, shard.first - 1)
+    await storage.events_of("odd")
+    for shard in await storage.task_shards():
+        await storage.task_page(shard.name, 0, shard.last, 100)
+
+
+async def whole_life(storage: RedisStorage) -> None:
+    await look(storage)
+    await storage.sweep()
+    await look(storage)
+    await storage.set_group_limit(Q, "g", 100)
+    await end_all(storage)
+    await look(storage)
+    for id in GOOD:
+        done = await storage.get(id, Q)
+        assert done is not None
+        assert done.state is State.DONE
+    (counts,) = await storage.counts()
+    assert (counts.ready, counts.running, counts.blocked) == (0, 0, 0)
+    for op in (Requeue(queue=Q, id="odd"), Cancel(queue=Q, id="odd"), Remove(queue=Q, id="odd")):
+        await storage.apply([(op,)])
+    await storage.apply([(Enqueue(id="odd", name="job", queue=Q, payload=b"[]", on_conflict="replace_finished"),)])
+    at = storage.clock() + 1000 * HOUR_US
+    await storage.purge(Retention(), at)
+    await storage.check(repair=True)
+    await look(storage)
+
+
+def values_of(field: str) -> tuple[bytes, ...]:
+    if field == "o":
+        return tuple(value.replace(b"%s", CREATED) for value in ORIGINS) + TEXTS
+    return NUMBERS if field in NUMERIC else TEXTS
+
+
+def run(server: Server, body: Callable[[RedisStorage], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with RedisStorage(server.url) as storage:
+            await body(storage)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("field", [*NUMERIC, *TEXTUAL])
+def test_jobs_with_nonsense_in_a_field_stop_nobody(server: Server, raw: Any, field: str) -> None:
+    def odd() -> None:
+        for state in STATES:
+            for n, value in enumerate(values_of(field)):
+                created = {"created_ms": CREATED} if field == "o" else {}
+                publish(raw, f"odd-{state}-{n}", state, {**created, field: value})
+
+    surround(raw, odd)
+    run(server, whole_life)
+
+
+async def enqueue(storage: RedisStorage, id: str, state: str) -> None:
+    more: dict[str, Any] = {"group": "g"} if state == "group" else {"delay_us": 1000} if state == "delayed" else {}
+    if state == "blocked":
+        more = {"blocked_by": (Blocker(GOOD[0], Q),)}
+    await storage.apply([(Enqueue(id=id, name="job", queue=Q, payload=b"[]", **more),)])
+    if state == "active":
+        await storage.apply([(Reserve(queues=(Q,), limit=1, token=new_token(), lease_us=1000),)])
+
+
+@pytest.mark.parametrize("field", [*NUMERIC, *TEXTUAL])
+def test_tasks_of_ours_that_others_damaged_stop_nobody(server: Server, raw: Any, field: str) -> None:
+    async def body(storage: RedisStorage) -> None:
+        await storage.set_group_limit(Q, "g", 100)
+        for state in sorted(STATES):  # what is leased first, then what waits
+            for n, value in enumerate(values_of(field)):
+                await enqueue(storage, f"odd-{state}-{n}", state)
+                raw.hset(f"{BASE}job:odd-{state}-{n}", field, value)
+            if state == "active":
+                for id in GOOD:
+                    await enqueue(storage, id, "wait")
+        await whole_life(storage)
+
+    run(server, body)
+
+
+# -- what is put aside -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", STATES)
+def test_a_job_in_an_unknown_state_is_a_dead_letter_that_says_so(server: Server, raw: Any, where: str) -> None:
+    surround(raw, lambda: publish(raw, "odd", where, {"state": "banana\xff"}))
+
+    async def body(storage: RedisStorage) -> None:
+        await storage.sweep()
+        await end_all(storage)
+        odd = await storage.get("odd")
+        assert odd is not None
+        assert odd.last_error is not None
+        assert (odd.state, odd.last_error.type) == (State.DEAD, "Unreadable")
+        assert 'its state is "banana' in odd.last_error.message
+        assert [t.id for t in (await storage.find(Filter(states=(State.DEAD,)))).tasks] == ["odd"]
+        (line,) = await storage.check()
+        assert line.startswith("queue 'mail': job odd was put aside: its state is \"banana")
+        (answer,) = await storage.apply([(Requeue(queue=Q, id="odd", reset_attempts=True),)])
+        assert not isinstance(answer, Refused)
+        assert await storage.check() == []
+        (task,) = await reserve(storage)
+        await storage.apply([(Ack(**held(task)),)])
+        assert await storage.check() == []
+
+    run(server, body)
+
+
+@pytest.mark.parametrize("where", ["wait", "group", "delayed", "active"])
+@pytest.mark.parametrize("id", [b"odd\xff", b"odd\x00", b""], ids=["no-utf8", "nul", "empty"])
+def test_a_job_whose_id_nobody_can_say_is_put_aside_and_named(server: Server, raw: Any, where: str, id: bytes) -> None:
+    surround(raw, lambda: publish(raw, id, where))
+
+    async def body(storage: RedisStorage) -> None:
+        await whole_life_without_removal(storage)
+        (line,) = await storage.check()
+        assert line.endswith("was put aside: its id is no text in UTF-8 without NUL; delete its key when you have read it")
+        raw.delete(b"{mail}:job:" + id)
+        assert await storage.check() == []
+
+    run(server, body)
+
+
+async def whole_life_without_removal(storage: RedisStorage) -> None:
+    await look(storage)
+    await storage.sweep()
+    await end_all(storage)
+    await look(storage)
+    (counts,) = await storage.counts()
+    assert (counts.ready, counts.running, counts.scheduled, counts.done) == (0, 0, 0, len(GOOD))
+
+
+@pytest.mark.parametrize("where", ["wait", "group", "delayed", "active"])
+def test_a_key_that_holds_no_hash_is_put_aside_and_named(server: Server, raw: Any, where: str) -> None:
+    def odd() -> None:
+        publish(raw, "odd", where)
+        raw.set(f"{BASE}job:odd", "surprise")
+
+    surround(raw, odd)
+
+    async def body(storage: RedisStorage) -> None:
+        await whole_life_without_removal(storage)
+        (line,) = await storage.check()
+        assert "job odd was put aside: its key holds no hash" in line
+        assert await storage.get("odd") is None
+        await storage.purge(Retention(), storage.clock() + 1000 * HOUR_US)
+        assert await storage.check() == []
+        assert raw.exists(f"{BASE}job:odd") == 0
+
+    run(server, body)
+
+
+def test_a_lease_whose_token_nobody_can_say_ends_and_frees_its_group(server: Server, raw: Any) -> None:
+    publish(raw, "odd", "active", {"lease_token": b"\xff\xfe"})
+    raw.set(f"{BASE}g:g:inflight", 1)
+    publish(raw, "next", "group")
+
+    async def body(storage: RedisStorage) -> None:
+        assert await reserve(storage) == []
+        await storage.reclaim()
+        assert [task.id for task in await reserve(storage)] == ["next"]
+        odd = await storage.get("odd")
+        assert odd is not None
+        assert odd.last_error is not None
+        assert "its lease_token is no text" in odd.last_error.message
+
+    run(server, body)
+
+
+def test_a_lease_is_over_when_its_score_says_so_whatever_the_job_says(server: Server, raw: Any) -> None:
+    publish(raw, "odd", "active", {"lock_until_ms": "9999999999999999"})
+
+    async def body(storage: RedisStorage) -> None:
+        await reserve(storage)
+        assert await storage.reclaim() == 1
+        odd = await storage.get("odd")
+        assert odd is not None
+        assert odd.state is State.READY or odd.state is State.SCHEDULED
+
+    run(server, body)
+
+
+def test_what_a_blocked_task_waits_for_must_be_readable_or_it_dies(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        await enqueue(storage, GOOD[0], "wait")
+        await enqueue(storage, "odd", "blocked")
+        raw.hset(f"{BASE}job:odd", "edges", "[[1]]")
+        await storage.sweep()
+        odd = await storage.get("odd")
+        assert odd is not None
+        assert odd.last_error is not None
+        assert (odd.state, odd.last_error.type) == (State.DEAD, "Unreadable")
+        assert len(await storage.check()) == 1
+
+    run(server, body)
+
+
+def test_a_worker_ends_every_job_whatever_its_payload(server: Server, raw: Any) -> None:
+    payloads = [b"", b"{", b"\xff\xfe", b"\x00", b"[" * 5000, b'{"func":5}', b'{"func":"\xff"}', b"12", b'{"func":"","args":3}']
+
+    def odd() -> None:
+        for n, payload in enumerate(payloads):
+            publish(raw, f"odd-{n}", "wait", {"payload": payload})
+
+    surround(raw, odd)
+
+    @handler(Q)
+    def echo(payload: object) -> object:
+        return "seen"
+
+    async def main() -> None:
+        async with AsyncOmniQ.from_url(server.url) as oq, await oq.worker(4, queues=[Q], allow=[__name__]):
+            for n in range(len(payloads)):
+                result = await oq.get_result(f"odd-{n}", wait=True, timeout=30)
+                assert result is not None
+                task = await oq.get_task(f"odd-{n}")
+                assert task is not None
+                assert task.status in (TaskStatus.SUCCESS, TaskStatus.FAILED)
+            for id in GOOD:
+                result = await oq.get_result(id, wait=True, timeout=30)
+                assert result is not None
+
+    asyncio.run(main())
