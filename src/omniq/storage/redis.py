@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, OutcomeUnknown, StoreTooNew, StoreUnavailable
+from omniq.errors import (
+    ConfigError,
+    DriverClosed,
+    EventsLost,
+    Invalid,
+    OutcomeUnknown,
+    StoreFull,
+    StoreTooNew,
+    StoreUnavailable,
+)
 from omniq.models import Record, State, StoredResult, check_queue, check_text, new_id, now_us
 from omniq.operations import (
     KEY_TTL_US,
@@ -259,23 +268,29 @@ class RedisStorage(BaseStorage):
 
     async def _script(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
         """One answer per entry, by as many calls of the script as that takes: mostly one."""
-        answers = self._heard(await self._client.script(key, self._call(transactions, now, repeat)))
+        answers = await self._send(key, transactions, now, repeat)
         rest = wire.rest_of(transactions, answers)
         while rest:
             with _begun():
-                more = self._heard(await self._client.script(key, self._call(rest, now, repeat)))
+                more = await self._send(key, rest, now, repeat)
             answers, rest = wire.joined(transactions, answers, more), wire.rest_of(rest, more)
         return answers
 
     def _script_blocking(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
         """`_script` from any thread."""
-        answers = self._heard(self._client.script_blocking(key, self._call(transactions, now, repeat)))
+        answers = self._send_blocking(key, transactions, now, repeat)
         rest = wire.rest_of(transactions, answers)
         while rest:
             with _begun():
-                more = self._heard(self._client.script_blocking(key, self._call(rest, now, repeat)))
+                more = self._send_blocking(key, rest, now, repeat)
             answers, rest = wire.joined(transactions, answers, more), wire.rest_of(rest, more)
         return answers
+
+    async def _send(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
+        return self._heard(await self._client.script(key, self._call(transactions, now, repeat)))
+
+    def _send_blocking(self, key: str, transactions: Sequence[wire.Entry], now: int | None, repeat: bool) -> list[Any]:
+        return self._heard(self._client.script_blocking(key, self._call(transactions, now, repeat)))
 
     def _heard(self, reply: list[Any]) -> list[Any]:
         """The answers of a call; who waits in this process is told."""
@@ -673,7 +688,7 @@ def _begun() -> Generator[None]:
     """That nothing happened is not true any more."""
     try:
         yield
-    except StoreUnavailable as exc:
+    except (StoreUnavailable, StoreFull) as exc:
         raise OutcomeUnknown(
             f"a part of this call was carried out, and then {exc}; send the same call with repeat=True"
         ) from exc
