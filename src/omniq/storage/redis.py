@@ -728,7 +728,7 @@ def _begun() -> Generator[None]:
     """That nothing happened is not true any more."""
     try:
         yield
-    except StoreUnavailable as exc:
+    except (StoreUnavailable, StoreFull) as exc:
         raise OutcomeUnknown(
             f"a part of this call was carried out, and then {exc}; send the same call with repeat=True"
         ) from exc
