@@ -235,7 +235,7 @@ class Episode:
         if kind is Reschedule:
             return Reschedule(**on, **time)
         if kind is Requeue:
-            return Requeue(**on, **(time or {"delay_us": 5 * S}), reset_attempts=self.random.random() < 0.5)
+            return Requeue(**on, **time, reset_attempts=self.random.random() < 0.5)
         return kind(**on)
 
     def _held(self, kind: type[Any], on: dict[str, Any], task: Record | None) -> Operation:
@@ -337,7 +337,7 @@ def _answer(answer: Result) -> Any:
 def _shown(task: Record) -> dict[str, Any]:
     """What everybody sees of a task; the time at which one was due that has ended is nobody's."""
     told = msgspec.structs.asdict(task)
-    hidden = ("seq", "returned", "blockers_left", "has_dependents", "updated_at_us", "finished_at_us")
+    hidden = ("seq", "returned", "blockers_left", "has_dependents", "updated_at_us")
     for name in (*hidden, *(("due_us",) if task.state.final else ())):
         told.pop(name, None)
     return told

@@ -124,6 +124,10 @@ local function tell()
   return names
 end
 
+-- A server that is full refuses the first write of a script if that needs memory, and none that comes after another write. So a
+-- call that ends or extends what is there begins with one that changes nothing.
+if request.full then run('DEL', KEYS[1]) end
+
 local ids = 0 -- that this call will look up
 for _, ops in ipairs(request.transactions) do
   for _, op in ipairs(ops) do
@@ -140,10 +144,6 @@ if ids > 1 and not request.cluster and 3 * ids * #all_bases() > LOOKUPS then
   need('many')
   store.foresee()
 end
--- A server that is full refuses the first write of a script if that needs memory, and none that comes after another write. So a
--- call that ends or extends what is there begins with one that changes nothing.
-if request.full then run('DEL', KEYS[1]) end
-
 local answers = {}
 for i, ops in ipairs(request.transactions) do
   if i > 1 and spent > BUDGET then break end -- the caller sends the others anew
