@@ -24,7 +24,7 @@
     ├── NotEnded                 tasks that were waited for have not ended in time
     ├── TasksFailed              tasks that were waited for FAILED or were CANCELLED
     └── StoreError               the store failed
-        ├── StoreUnavailable  StoreFull  StoreTooNew  DriverClosed  EventsLost
+        ├── StoreUnavailable  StoreFull  StoreTooNew  StoreForeign  DriverClosed  EventsLost
         └── OutcomeUnknown       sent, but no answer: it may have been carried out or not
 
 A function that runs as a task may raise `Retry` or `Unrecoverable` to decide what happens next.
@@ -204,6 +204,10 @@ class StoreFull(StoreError):
 
 class StoreTooNew(StoreError):
     """The store was written by a newer omniq; upgrade this one."""
+
+
+class StoreForeign(StoreError):
+    """What is there belongs to another program; nothing was written to it, name another place."""
 
 
 class DriverClosed(StoreError):

@@ -335,3 +335,32 @@ def test_json_is_all_there_is_on_stdout(each: Shell) -> None:
     each.enqueue("jobs:add", "[1]", "--group", "g")
     for words in (["queues"], ["tasks", "list", "--limit", "1"], ["groups"], ["dlq", "list"], ["doctor"]):
         assert isinstance(json.loads(each.ok(*words, "--json").out), list)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("queues",),
+        ("enqueue", "jobs:add", "[1]"),
+        ("worker", "jobs", "--drain-and-exit"),
+        ("serve", "--port", "0"),
+        ("doctor",),
+        ("tasks", "list"),
+        ("purge", "--older-than", "1d"),
+        ("backup", "copy.db"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_database_of_another_program_is_refused_and_left_alone(sh: Shell, words: tuple[str, ...]) -> None:
+    path = sh.folder / "app.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE users (name TEXT)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    ended = sh(*words, "--store", f"sqlite:///{path}")
+    assert ended.code == 1
+    assert "is a database of another program (with the table 'users')" in ended.out + ended.err
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert [p.name for p in sh.folder.iterdir() if p.name.startswith("app.db")] == ["app.db"]

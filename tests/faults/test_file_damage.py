@@ -17,7 +17,7 @@ import pytest
 from file_scenes import START_US, TOKEN, clock, do, job
 from file_truth import TABLES, Dump, check_folder, check_works, difference, dump, read_lines, reports
 
-from omniq.errors import Invalid, StoreFull, StoreTooNew, StoreUnavailable
+from omniq.errors import Invalid, StoreForeign, StoreFull, StoreTooNew, StoreUnavailable
 from omniq.models import State, TaskError
 from omniq.operations import AbortRun, Ack, CommitRun, Enqueue, Fail, OpenRun, Progress, Reserve, Retention, Stage
 from omniq.storage import file_folder
@@ -524,7 +524,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left_alone(room: Path, name: s
         (path / name / "letter.txt").write_text("dear")
         untouched = listing(path)
         storage = opened(path)
-        with pytest.raises(StoreUnavailable, match=f"not a store of omniq but has a '{name}' of its own"):
+        with pytest.raises(StoreForeign, match=f"not a store of omniq but has a '{name}' of its own"):
             await storage.open()
         await storage.close()
         assert listing(path) == untouched

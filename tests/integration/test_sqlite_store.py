@@ -173,12 +173,62 @@ def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path,
     connection.commit()
     connection.close()
     said = opening(path)
-    assert said.startswith("StoreUnavailable")
-    assert "another program" in said
+    assert said.startswith("StoreForeign")
+    assert "another program (with the table 'tasks')" in said
     connection = sqlite3.connect(path)
     assert connection.execute("SELECT what FROM tasks").fetchall() == [("mine",)]
     assert columns(connection, "results") == set()
     connection.close()
+
+
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+@pytest.mark.parametrize("open_elsewhere", [False, True])
+def test_a_database_of_another_program_is_not_touched(tmp_path: Path, journal: str, open_elsewhere: bool) -> None:
+    """Also while its program has it open, with tables that stand in its log only."""
+    path = tmp_path / "other.db"
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA journal_mode = {journal}")
+    for name in ("users", "orders", "invoices", "odd\nname"):
+        connection.execute(f'CREATE TABLE "{name}" (what TEXT)')
+    connection.commit()
+    if not open_elsewhere:
+        connection.close()
+    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.iterdir()}
+    said = opening(path)
+    assert said.startswith("StoreForeign")
+    if journal == "delete" or not open_elsewhere:
+        assert "(with the tables 'users', 'orders', 'invoices', …)" in said
+    assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.iterdir()} == before
+    connection.close()
+
+
+def test_an_empty_database_and_one_whose_making_was_cut_short_become_a_store(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    connection = sqlite3.connect(tmp_path / "begun.db")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
+    assert (tmp_path / "begun.db").stat().st_size > 0
+    for name in ("empty.db", "begun.db"):
+        with OmniQ(SQLiteStorage(tmp_path / name, durability="process")) as oq:
+            assert oq.enqueue(jobs.add, 1)
+
+
+def test_a_store_that_was_just_made_and_never_closed_is_known_by_its_log(tmp_path: Path) -> None:
+    path = tmp_path / "q.db"
+    with OmniQ(SQLiteStorage(path, durability="process")) as first:
+        first.enqueue(jobs.add, 1)
+        with OmniQ(SQLiteStorage(path, durability="process")) as second:
+            assert sum(c.ready for c in second.counts()) == 1
+
+
+def test_a_store_to_which_somebody_added_tables_stays_a_store(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE users (name TEXT)")
+    connection.commit()
+    connection.close()
+    with OmniQ(SQLiteStorage(path)) as oq:
+        assert sum(c.done for c in oq.counts()) == 1
+        assert oq.check() == []
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

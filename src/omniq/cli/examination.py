@@ -14,7 +14,7 @@ from omniq.cli.output import count
 from omniq.cli.stores import must_exist, settings_and_url
 from omniq.cli.values import short
 from omniq.core import AsyncOmniQ
-from omniq.errors import StoreError, StoreFull, StoreTooNew
+from omniq.errors import StoreError, StoreForeign, StoreFull, StoreTooNew
 from omniq.models import Record, State
 from omniq.operations import Filter, GroupInfo
 from omniq.storage.base import BaseStorage
@@ -57,6 +57,8 @@ async def _look(storage: BaseStorage, repair: bool) -> list[Finding]:
 def _closed(exc: StoreError, local: bool) -> Finding:
     if isinstance(exc, StoreTooNew):
         return Finding(check="version", status="wrong", message=str(exc), remedy="upgrade omniq on this machine")
+    if isinstance(exc, StoreForeign):
+        return Finding(check="open", status="wrong", message=str(exc), remedy="name another file or folder with --store")
     if isinstance(exc, StoreFull):
         return Finding(check="disk", status="wrong", message=str(exc), remedy="free disk space, or omniq purge --older-than 7d")
     remedy = "check that the server runs, and that the URL is right"

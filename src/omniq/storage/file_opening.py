@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from omniq.errors import StoreTooNew, StoreUnavailable
+from omniq.errors import StoreForeign, StoreTooNew
 from omniq.models import Record, State, new_id, now_us
 from omniq.storage.file_folder import FORMAT, META, Folder, Meta, is_segment, segment_of, unsealed_file
 from omniq.storage.file_index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
@@ -137,7 +137,7 @@ def _is_store(folder: Folder, there: dict[str, Kind]) -> bool:
 
 
 def _refuse(folder: Folder, name: str) -> None:
-    raise StoreUnavailable(
+    raise StoreForeign(
         f"{folder.where} is not a store of omniq but has a {name!r} of its own; choose another or an empty folder"
     )
 

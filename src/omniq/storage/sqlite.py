@@ -38,6 +38,7 @@ from omniq.storage.renewals import WATCHED_FROM, Held
 from omniq.storage.scanning import Range
 from omniq.storage.sqlite_check import examine
 from omniq.storage.sqlite_find import COUNTS, find_page
+from omniq.storage.sqlite_header import refuse_foreign
 from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RESULT_COLUMNS, RUN, record_of, result_of_row, run_of
 from omniq.storage.sqlite_scan import SOURCES, scan, scan_blocking
 from omniq.storage.sqlite_schema import VERSION
@@ -116,6 +117,7 @@ class SQLiteStorage(LocalStorage[Section]):
         except OSError as exc:
             raise StoreUnavailable(f"cannot create {path.parent}: {exc.strerror}") from exc
         self._refuse_network("where SQLite can corrupt a database")
+        refuse_foreign(self.path)
 
     async def _close_rest(self) -> None:
         if self._reader is not None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from omniq.errors import StoreTooNew, StoreUnavailable
+from omniq.errors import StoreForeign, StoreTooNew
 from omniq.models import new_id
 
 APPLICATION_ID = 0x6F6D6E71  # "omnq": a database that is not ours is refused, not adopted
@@ -223,24 +223,6 @@ CREATE INDEX tasks_blocked ON tasks (queue) WHERE state = 1;
 """
 
 MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
-_TABLES = frozenset(
-    {
-        "tasks",
-        "results",
-        "queues",
-        "lanes",
-        "keys",
-        "blocks",
-        "deferred",
-        "events",
-        "workers",
-        "store",
-        "fan_ins",
-        "fan_in_members",
-        "runs",
-        "claims",
-    }
-)
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
@@ -251,7 +233,7 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
     try:
         version = _version(connection)
         if version and not _is_ours(connection):
-            raise StoreUnavailable(f"{path} is a database of another program; give omniq one of its own")
+            raise StoreForeign(f"{path} is a database of another program: give omniq a file of its own")
         if version > VERSION:
             raise StoreTooNew(f"{path} has format {version}; this omniq knows {VERSION}: upgrade omniq, or use another path")
         if version == 0:
@@ -279,7 +261,6 @@ def _is_ours(connection: sqlite3.Connection) -> bool:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
-    there = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    clash = sorted(there & _TABLES)
-    if clash:
-        raise StoreUnavailable(f"{path} has tables of another program ({', '.join(clash)}); give omniq a database of its own")
+    """Somebody may have made tables since the file was looked at."""
+    if connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+        raise StoreForeign(f"{path} has tables of another program: give omniq a file of its own")
