@@ -221,6 +221,19 @@ def test_a_store_that_was_just_made_and_never_closed_is_known_by_its_log(tmp_pat
             assert sum(c.ready for c in second.counts()) == 1
 
 
+def test_opening_a_store_again_leaves_the_locks_of_this_process_alone(tmp_path: Path) -> None:
+    """Closing any descriptor of the file would free them: the next process to leave would take the log away from all others."""
+    path = tmp_path / "q.db"
+    elsewhere = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('SELECT count(*) FROM tasks'); c.close()"
+    with OmniQ(SQLiteStorage(path, durability="process")) as first:
+        first.enqueue(jobs.add, 1)
+        with OmniQ(SQLiteStorage(path, durability="process")) as second:
+            second.enqueue(jobs.add, 2)
+        subprocess.run([sys.executable, "-c", elsewhere], check=True)
+        assert path.with_name("q.db-wal").exists()
+        assert sum(c.ready for c in first.counts()) == 2
+
+
 def test_a_store_to_which_somebody_added_tables_stays_a_store(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE users (name TEXT)")

@@ -1,17 +1,23 @@
-"""Whose database a file is, read from its first page without SQLite: opening it would already leave files beside it."""
+"""Whose database a file is, seen without leaving files beside it, as opening it for good would.
+
+The file itself is read through SQLite only: whoever closes a descriptor of it frees all locks that this process has on it, also
+those of connections that are in use.
+"""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+import msgspec
+
 from omniq.errors import StoreForeign, StoreUnavailable
 from omniq.storage.sqlite_schema import APPLICATION_ID
 
 # https://www.sqlite.org/fileformat2.html
-_MAGIC = b"SQLite format 3\0"
 _HEAD = 108  # the file's header, and that of the page in which the schema begins
 _VERSION, _APPLICATION, _CELLS = slice(60, 64), slice(68, 72), slice(103, 105)
 _LEAF = 0x0D
@@ -19,34 +25,52 @@ _WAL_HEADER, _FRAME_HEADER = 32, 24
 MAX_NAMES = 3
 
 
+class _Head(msgspec.Struct, frozen=True):
+    application: int
+    version: int
+    is_empty: bool  # the schema has no entry
+
+
 def refuse_foreign(path: str) -> None:
     """Raise `StoreForeign` for a database of another program. A file that is not there, or empty, is fine."""
     try:
-        with open(path, "rb") as file:
-            head = file.read(_HEAD)
-        head = _in_log(Path(f"{path}-wal")) or head
+        if not os.stat(path).st_size:
+            return
+        head = _in_log(Path(f"{path}-wal")) or _in_file(path)
     except FileNotFoundError:
         return
     except OSError as exc:
         raise StoreUnavailable(f"{path}: {exc.strerror}") from exc
-    if not head:
+    if head is None or head.application == APPLICATION_ID:
         return
-    if not head.startswith(_MAGIC):
-        raise StoreUnavailable(f"{path}: file is not a database: give omniq a file of its own")
-    application = int.from_bytes(head[_APPLICATION])
-    if application != APPLICATION_ID and (application or int.from_bytes(head[_VERSION]) or not _is_empty(head)):
+    if head.application or head.version or not head.is_empty:
         raise StoreForeign(
             f"{path} is a database of another program{_with_tables(path)}: give omniq a file of its own, such as"
             f" {Path(path).with_name('omniq.db')}; nothing was written to it"
         )
 
 
-def _is_empty(head: bytes) -> bool:
-    """Whether the schema has no entry."""
-    return len(head) >= _CELLS.stop and head[100] == _LEAF and not int.from_bytes(head[_CELLS])
+def _looking(path: str) -> closing[sqlite3.Connection]:
+    """A connection that takes no locks and leaves the log alone."""
+    return closing(sqlite3.connect(f"file:{quote(os.fsencode(path))}?immutable=1", uri=True))
 
 
-def _in_log(log: Path) -> bytes | None:
+def _in_file(path: str) -> _Head | None:
+    try:
+        with _looking(path) as connection:
+            application, version = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+            )
+            ours = application == APPLICATION_ID
+            entries = () if ours else connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+            return _Head(application, version, not entries)
+    except sqlite3.Error as exc:
+        if exc.sqlite_errorname == "SQLITE_NOTADB":
+            raise StoreUnavailable(f"{path}: file is not a database: give omniq a file of its own") from exc
+        return None  # damaged, or not to be read: opening it says more
+
+
+def _in_log(log: Path) -> _Head | None:
     """The first page as the write-ahead log has it: a database that is in use, or was not closed, may be there only."""
     try:
         file = log.open("rb")
@@ -66,13 +90,16 @@ def _in_log(log: Path) -> bytes | None:
             else:
                 file.seek(page, 1)
             frame = file.read(_FRAME_HEADER)
-    return found
+    if found is None or len(found) < _HEAD:
+        return None
+    is_empty = found[100] == _LEAF and not int.from_bytes(found[_CELLS])
+    return _Head(int.from_bytes(found[_APPLICATION]), int.from_bytes(found[_VERSION]), is_empty)
 
 
 def _with_tables(path: str) -> str:
     """Some of its tables, to know it by; without the log, which only their program may touch."""
     try:
-        with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as connection:
+        with _looking(path) as connection:
             sql = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
             names = [row[0] for row in connection.execute(sql)]
     except (sqlite3.Error, UnicodeDecodeError):
