@@ -23,9 +23,8 @@ def test_queues_running_tasks_workers_and_failures(each: Shell) -> None:
     with each.terminal("top", "--every", "200ms", columns=180) as terminal:
         terminal.until("RuntimeError: broken [red]thing")
         screen = terminal.until("████████░░  75% three of four")
-        for words in (running, failed, "jobs:wait_for", "queues 3", "leased 1", "workers 1", "failures 1", "1/3", "paused"):
+        for words in (running, failed, "jobs:wait_for", "queues 3", "leased 1", "workers 1", "failures 1", "paused"):
             assert words in screen, f"{words!r} is not on\n{screen}"
-        assert "1 running" in screen.splitlines()[0]
         Path(gate).touch()
         terminal.until("leased 0")
         terminal.type("q")
@@ -55,9 +54,9 @@ def test_it_fits_a_small_terminal_and_follows_its_size(sh: Shell) -> None:
     for n in range(9):
         sh.enqueue("jobs:add", "[1]", "--queue", f"queue-{n}")
     with sh.terminal("top", columns=80, lines=24) as terminal:
-        screen = terminal.until("queues 9 · 4 more")
+        terminal.until("queues 9 · 4 more")
+        screen = terminal.until("READY")
         assert all(len(line) <= 80 for line in screen.splitlines())
-        assert "READY" in screen
         terminal.resize(140, 50)
         terminal.until("queue-8")
         terminal.type("Q")

@@ -17,6 +17,7 @@ from support.waiting import eventually
 import omniq
 from omniq import AsyncOmniQ, BaseStorage, FileStorage, MemoryStorage, OmniQ, Settings, SQLiteStorage, TaskStatus
 from omniq.contract import AsyncContractClient
+from omniq.operations import Enqueue
 from omniq.tasks import HANDLERS, REGISTRY
 from omniq.testing import FakeClock, run_until_idle
 
@@ -164,10 +165,13 @@ def test_after_an_hour_it_fails_and_says_what_to_do(oq: AsyncOmniQ, clock: FakeC
 
 @pytest.mark.parametrize("name", ["os:getpid", "support.jobs:os.getpid", "support.jobs:add", "__main__:f"])
 def test_what_is_not_allowed_fails_at_once(oq: AsyncOmniQ, name: str) -> None:
+    """Also what `enqueue` would refuse: another program may have stored it."""
+
     async def body() -> None:
         allow = [] if name.startswith("support.jobs:add") else ["support.jobs"]
         async with await oq.worker(allow=allow):
-            result: Any = await oq.get_result(await oq.enqueue(name), wait=True, timeout=5)
+            await oq.storage.apply([(Enqueue(id="a", name=name),)])
+            result: Any = await oq.get_result("a", wait=True, timeout=5)
         assert (result.status, result.attempts, result.error.type) == (TaskStatus.FAILED, 1, "NotRunnable")
 
     asyncio.run(body())

@@ -18,8 +18,8 @@ class Watch:
         self.living = {"w"}
         self.renewals = Renewals(self.living.__contains__, lambda: self.seconds)
 
-    def over(self, *held: Held, now_us: int, lost: tuple[str, ...] = (), whole: bool = True) -> list[int]:
-        return [lease.seq for lease in self.renewals.over(held, now_us, lost, whole)]
+    def over(self, *held: Held, now_us: int, lost: tuple[str, ...] = (), whole: bool = True, given: bool = False) -> list[int]:
+        return [lease.seq for lease in self.renewals.over(held, now_us, lost, whole=whole, given=given)]
 
 
 @pytest.fixture
@@ -78,6 +78,10 @@ def test_leases_granted_together_are_told_apart_and_come_oldest_first(watch: Wat
     assert watch.over(lease(40, seq=2), lease(10, seq=1), now_us=HOUR) == [1]
 
 
+def test_a_moment_that_the_caller_gives_counts_as_it_is(watch: Watch) -> None:
+    assert watch.over(lease(30), lease(31, seq=2), now_us=30 * S, given=True) == [1]
+
+
 def test_a_look_at_some_queues_forgets_nothing_of_the_others(watch: Watch) -> None:
     watch.over(lease(30), now_us=HOUR)
     watch.seconds = 18
@@ -100,5 +104,5 @@ def test_the_lock_of_a_worker_is_asked_for_once_a_look() -> None:
         return True
 
     check: Callable[[str], bool] = lives
-    Renewals(check).over([lease(30, seq=n) for n in range(50)], HOUR, (), True)
+    Renewals(check).over([lease(30, seq=n) for n in range(50)], HOUR, (), whole=True)
     assert asked == ["w"]

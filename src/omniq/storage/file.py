@@ -110,12 +110,12 @@ class FileStorage(LocalStorage[Section]):
         queues: Sequence[str] | None = None,
         lost_workers: Sequence[str] = (),
     ) -> list[Lease]:
-        now, lost = self._now(now_us), set(lost_workers)
+        now, lost, given = self._now(now_us), set(lost_workers), now_us is not None
 
         def work(section: Section) -> list[Lease]:
             running = [e for e in section.index.running.values() if queues is None or e.queue in queues]
             held = [_held(section, e, now) for e in running]
-            over = self._renewals.over(held, now, lost, whole=queues is None)[:limit]
+            over = self._renewals.over(held, now, lost, whole=queues is None, given=given)[:limit]
             entries = {e.seq: e for e in running}
             return [
                 Lease(record=section.record(entries[x.seq]), lost="worker_lost" if x.worker in lost else "expired")

@@ -36,8 +36,11 @@ class Renewals:
         self._seen: dict[tuple[int, str], tuple[int, float]] = {}  # until when it went, and since when it has
         self._lock = threading.Lock()
 
-    def over(self, held: Sequence[Held], now_us: int, lost: Collection[str], whole: bool) -> list[Held]:
-        """Those that are over or whose worker is lost, first the longest over. `whole`: these are all that are watched."""
+    def over(self, held: Sequence[Held], now_us: int, lost: Collection[str], *, whole: bool, given: bool = False) -> list[Held]:
+        """Those that are over or whose worker is lost, first the longest over.
+
+        `whole`: these are all that are watched. `given`: the moment is the caller's word, which no clock can contradict.
+        """
         moment = self._clock()
         with self._lock:
             before = self._seen
@@ -52,7 +55,10 @@ class Renewals:
             lease
             for lease in held
             if lease.worker in lost
-            or (lease.until_us <= now_us and not self._may_be_renewed(lease, moment - seen[lease.seq, lease.token][1], alive))
+            or (
+                lease.until_us <= now_us
+                and (given or not self._may_be_renewed(lease, moment - seen[lease.seq, lease.token][1], alive))
+            )
         ]
         return sorted(found, key=lambda lease: (lease.until_us, lease.seq))
 

@@ -185,7 +185,8 @@ class SQLiteStorage(LocalStorage[Section]):
         now = self._now(now_us)
         names = None if queues is None else _json(list(queues))
         rows = await self._fetch(WATCHED, (now, _json(list(lost_workers)), names, names))
-        over = self._renewals.over([Held(*row) for row in rows], now, set(lost_workers), whole=queues is None)[:limit]
+        held, given = [Held(*row) for row in rows], now_us is not None
+        over = self._renewals.over(held, now, set(lost_workers), whole=queues is None, given=given)[:limit]
         if not over:
             return []
         sql = f"SELECT {COLUMNS} FROM tasks WHERE state=4 AND seq IN (SELECT value FROM json_each(?)) ORDER BY lease_until, seq"
