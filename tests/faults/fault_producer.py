@@ -9,11 +9,12 @@ import random
 import select
 import sys
 import time
+from contextlib import closing
 
 import fault_jobs
 import fault_small_files  # noqa: F401
 
-from omniq import OmniQ, Settings
+from omniq import OmniQ, Settings, StoreUnavailable
 
 GROUP_LIMITS = {"g0": 1, "g1": 1, "g2": 2, "g3": 2, "g4": 3}
 
@@ -36,10 +37,13 @@ def enqueue(oq: OmniQ, side: str, lease: float, dice: random.Random) -> str:
 def main(url: str, side: str, seed: str, per_second: str, lease: str) -> None:
     dice = random.Random(seed)
     settings = Settings(default_max_retries=5, backoff_base=0.05)
-    with OmniQ.from_url(url, settings=settings) as oq:
+    with closing(OmniQ.from_url(url, settings=settings)) as oq:  # opened by its first call
         due = time.monotonic()
         while True:
-            os.write(1, (enqueue(oq, side, float(lease), dice) + "\n").encode())
+            try:
+                os.write(1, (enqueue(oq, side, float(lease), dice) + "\n").encode())
+            except StoreUnavailable as exc:  # somebody who was frozen has the lock: nothing of the call was stored
+                print(exc, file=sys.stderr)
             due = max(due + 1 / float(per_second), time.monotonic() - 1)
             if select.select([0], [], [], max(due - time.monotonic(), 0))[0]:
                 return

@@ -76,8 +76,8 @@ def survive(fleet: Fleet, *, workers: int, producers: int, seconds: float, per_s
     for process in fleet.all:
         if not process.killed:
             assert process.finish() == 0, process.errors
-        assert "Traceback" not in process.errors, f"{process.name}: {process.errors}"
-        assert "store failed" not in process.errors, f"{process.name}: {process.errors}"
+        assert "Traceback" not in process.noise, f"{process.name}: {process.errors}"
+        assert "store failed" not in process.noise, f"{process.name}: {process.errors}"
     ids = acknowledged(fleet)
     print(f"{len(ids)} tasks acknowledged, {len(fleet.noted())} runs, {sum(p.killed for p in fleet.all)} kills")
     assert len(ids) > seconds * per_second * 0.2
