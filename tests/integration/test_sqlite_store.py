@@ -221,6 +221,24 @@ def test_a_store_that_was_just_made_and_never_closed_is_known_by_its_log(tmp_pat
             assert sum(c.ready for c in second.counts()) == 1
 
 
+def test_opening_a_file_twice_in_a_process_costs_the_first_neither_its_locks_nor_its_tasks(tmp_path: Path) -> None:
+    """Another process that closes the store must not take itself for the last one and delete the log."""
+    path = tmp_path / "q.db"
+    look = (
+        "import sys; from omniq import OmniQ\nwith OmniQ.from_url(sys.argv[1]) as oq: print(sum(c.ready for c in oq.counts()))"
+    )
+    with OmniQ(SQLiteStorage(path, durability="process")) as first:
+        first.enqueue(jobs.add, 1)
+        with OmniQ(SQLiteStorage(path, durability="process")) as second:
+            assert sum(c.ready for c in second.counts()) == 1
+            for ready in (1, 2):
+                command = [sys.executable, "-c", look, f"sqlite:///{path}"]
+                assert int(subprocess.run(command, capture_output=True, check=True).stdout) == ready
+                assert Path(f"{path}-wal").exists()
+                first.enqueue(jobs.add, 2)
+        assert sum(c.ready for c in first.counts()) == 3
+
+
 def test_a_store_to_which_somebody_added_tables_stays_a_store(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE users (name TEXT)")

@@ -1,7 +1,8 @@
-"""Whose database a file is, read from its first page without SQLite: opening it would already leave files beside it."""
+"""Whose database a file is, found out without leaving anything beside it, as opening it in the usual way would."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +12,6 @@ from omniq.errors import StoreForeign, StoreUnavailable
 from omniq.storage.sqlite_schema import APPLICATION_ID
 
 # https://www.sqlite.org/fileformat2.html
-_MAGIC = b"SQLite format 3\0"
 _HEAD = 108  # the file's header, and that of the page in which the schema begins
 _VERSION, _APPLICATION, _CELLS = slice(60, 64), slice(68, 72), slice(103, 105)
 _LEAF = 0x0D
@@ -22,23 +22,46 @@ MAX_NAMES = 3
 def refuse_foreign(path: str) -> None:
     """Raise `StoreForeign` for a database of another program. A file that is not there, or empty, is fine."""
     try:
-        with open(path, "rb") as file:
-            head = file.read(_HEAD)
-        head = _in_log(Path(f"{path}-wal")) or head
+        is_empty = not os.stat(path).st_size
     except FileNotFoundError:
         return
     except OSError as exc:
         raise StoreUnavailable(f"{path}: {exc.strerror}") from exc
-    if not head:
+    head = _in_log(Path(f"{path}-wal"))
+    if head is None and is_empty:
         return
-    if not head.startswith(_MAGIC):
-        raise StoreUnavailable(f"{path}: file is not a database: give omniq a file of its own")
-    application = int.from_bytes(head[_APPLICATION])
-    if application != APPLICATION_ID and (application or int.from_bytes(head[_VERSION]) or not _is_empty(head)):
+    if not (_is_ours(head) if head is not None else _asked_is_ours(path)):
         raise StoreForeign(
             f"{path} is a database of another program{_with_tables(path)}: give omniq a file of its own, such as"
             f" {Path(path).with_name('omniq.db')}; nothing was written to it"
         )
+
+
+def _asked_is_ours(path: str) -> bool:
+    try:
+        with closing(_connect(path)) as connection:
+            application = connection.execute("PRAGMA application_id").fetchone()[0]
+            if application == APPLICATION_ID:
+                return True
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            return not (application or version or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone())
+    except sqlite3.Error as exc:
+        raise StoreUnavailable(f"{path}: {exc}: give omniq a file of its own") from exc
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    """To what is in the file itself, without its log, and without a file beside it.
+
+    Never by `open`: a process that closes any descriptor of a file loses its locks on it, those of its other connections too.
+    The next process that closes the database would take itself for the last one and delete the log under them.
+    """
+    return sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
+
+
+def _is_ours(head: bytes) -> bool:
+    """Whether the first page of a database is that of ours, or of one that is new and nobody's."""
+    application = int.from_bytes(head[_APPLICATION])
+    return application == APPLICATION_ID or not (application or int.from_bytes(head[_VERSION]) or not _is_empty(head))
 
 
 def _is_empty(head: bytes) -> bool:
@@ -72,7 +95,7 @@ def _in_log(log: Path) -> bytes | None:
 def _with_tables(path: str) -> str:
     """Some of its tables, to know it by; without the log, which only their program may touch."""
     try:
-        with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as connection:
+        with closing(_connect(path)) as connection:
             sql = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
             names = [row[0] for row in connection.execute(sql)]
     except (sqlite3.Error, UnicodeDecodeError):
