@@ -86,7 +86,7 @@ function store.all_new(q, ids)
 end
 
 local function is_known(q, id)
-  return homes[id] or store.find(q, id)
+  return homes[id] or store.find(q, id) or store.occupied[slot(q, id)]
 end
 
 -- Rows from one number to another, each a transaction of its own.
