@@ -65,7 +65,8 @@ from omniq.operations import (
 )
 from omniq.policy import after_loss
 from omniq.serialization import MsgspecSerializer, Serializer
-from omniq.storage.checks import Transaction, check_transactions
+from omniq.storage import arguments
+from omniq.storage.checks import Transaction, check_now, check_transactions
 from omniq.storage.cursors import SCAN_LIMIT
 from omniq.storage.scanning import Range, ranges_of, scan_range
 from omniq.storage.sending import Repeats, Sending
@@ -86,6 +87,12 @@ class BaseStorage(abc.ABC):
     capabilities: Capabilities
     stage_rows = 5000  # tasks of one `Stage` that keep other callers waiting no longer than they should
     scan_limit = SCAN_LIMIT
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name in arguments.CALLS:
+            if name in cls.__dict__:
+                setattr(cls, name, arguments.checked(cls.__dict__[name]))
 
     def __init__(self, *, clock: Callable[[], int] = now_us, serializer: Serializer | None = None, events: bool = True) -> None:
         self.clock = clock
@@ -130,6 +137,7 @@ class BaseStorage(abc.ABC):
         `repeat=True` says that the same call may have been carried out already (after `OutcomeUnknown`); `send` does that by
         itself. Raises `Invalid` before anything is sent, and `StoreError` when the store failed.
         """
+        check_now(now_us)
         self.check_call(transactions)
         return await self._apply(transactions, now_us, repeat)
 
@@ -137,6 +145,7 @@ class BaseStorage(abc.ABC):
         self, transactions: Sequence[Transaction], now_us: int | None = None, *, repeat: bool = False
     ) -> list[Result]:
         """`apply` from any thread, also while the event loop is blocked."""
+        check_now(now_us)
         self.check_call(transactions)
         return self._apply_blocking(transactions, now_us, repeat)
 
