@@ -137,16 +137,14 @@ class BaseStorage(abc.ABC):
         `repeat=True` says that the same call may have been carried out already (after `OutcomeUnknown`); `send` does that by
         itself. Raises `Invalid` before anything is sent, and `StoreError` when the store failed.
         """
-        check_now(now_us)
-        self.check_call(transactions)
+        self._check(transactions, now_us)
         return await self._apply(transactions, now_us, repeat)
 
     def apply_blocking(
         self, transactions: Sequence[Transaction], now_us: int | None = None, *, repeat: bool = False
     ) -> list[Result]:
         """`apply` from any thread, also while the event loop is blocked."""
-        check_now(now_us)
-        self.check_call(transactions)
+        self._check(transactions, now_us)
         return self._apply_blocking(transactions, now_us, repeat)
 
     async def send(self, transactions: Sequence[Transaction], now_us: int | None = None) -> list[Result]:
@@ -154,8 +152,9 @@ class BaseStorage(abc.ABC):
 
         Raises `OutcomeUnknown` only when the repeats failed too; the text says what is known.
         """
+        self._check(transactions, now_us)
         try:
-            return await self.apply(transactions, now_us)
+            return await self._apply(transactions, now_us, False)
         except OutcomeUnknown as exc:
             repeats = Repeats(transactions)
             pause = repeats.after(exc)
@@ -179,6 +178,11 @@ class BaseStorage(abc.ABC):
                 return repeats.read(self.apply_blocking(transactions, now_us, repeat=repeats.repeat))
             except StoreError as exc:
                 pause = repeats.after(exc)
+
+    def _check(self, transactions: Sequence[Transaction], now_us: int | None) -> None:
+        if now_us is not None:
+            check_now(now_us)
+        self.check_call(transactions)
 
     def check_call(self, transactions: Sequence[Transaction]) -> None:
         """Raise `Invalid` for what `apply` would not even send."""

@@ -60,10 +60,9 @@ def check_transactions(transactions: Sequence[Transaction], limits: Capabilities
             _check_combined(transaction, limits, good_queues)
 
 
-def check_now(us: int | None) -> None:
+def check_now(us: int) -> None:
     """Raise `Invalid` for a clock that no store could take."""
-    if us is not None and not 0 <= us <= MAX_TIME_US:
-        _check_time(us, "now_us")
+    _check_time(us, "now_us")
 
 
 def _check_combined(transaction: Transaction, limits: Capabilities, good_queues: set[str]) -> None:

@@ -744,7 +744,10 @@ def _begun() -> Generator[None]:
 
 def _is_wide(transactions: Sequence[Transaction]) -> bool:
     """Whether a `Reserve` asks more queues than one call of the script should."""
-    return any(isinstance(t[0], Reserve) and len(t[0].queues) > WIDE for t in transactions if t)
+    for transaction in transactions:
+        if transaction and isinstance(first := transaction[0], Reserve) and len(first.queues) > WIDE:
+            return True
+    return False
 
 
 def _parts(transactions: Sequence[Transaction]) -> list[Sequence[Transaction]]:

@@ -56,9 +56,11 @@ ANSWER_S = 15.0
 AT_ONCE = 5000  # commands of one pipeline: the event loop does nothing else while they are packed
 AHEAD = 4  # calls that are sent before the answer to the first of them is read
 
-_ALWAYS = ("lanes", "books", "reserve", "runs")
+_ALWAYS = ("lanes", "reserve", "runs")
 _ON_DEMAND = {
-    "operations": ("ending", "aside", "operations"),
+    "books": ("books", "enqueues"),
+    "operations": ("ending", "operations"),
+    "aside": ("aside",),
     "upkeep": ("upkeep",),
     "restore": ("restore",),
     "fan_in": ("fan_in",),

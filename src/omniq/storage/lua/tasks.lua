@@ -10,6 +10,7 @@ local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of opera
 local cache, touched = {}, {}
 local homes = {} -- every task that this call has looked at, by id: its hash may not tell yet what became of it
 local absent = {} -- ids that are in no other queue
+local spent = 0 -- of `BUDGET`
 store.occupied = {} -- ids whose key holds no hash: no task can be stored under them
 
 -- The fields of a task, as the answer to `Reserve` gives them. Most operations need only the first of them; the next ones are
