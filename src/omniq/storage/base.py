@@ -167,8 +167,9 @@ class BaseStorage(abc.ABC):
 
     def send_blocking(self, transactions: Sequence[Transaction], now_us: int | None = None) -> list[Result]:
         """`send` from any thread."""
+        self._check(transactions, now_us)
         try:
-            return self.apply_blocking(transactions, now_us)
+            return self._apply_blocking(transactions, now_us, False)
         except OutcomeUnknown as exc:
             repeats = Repeats(transactions)
             pause = repeats.after(exc)
