@@ -154,9 +154,11 @@ class AsyncTaskQueue:
     async def enqueue(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> str:
         """Store one call; the id of the task, or of the first one with the same idempotency key."""
         op = self.template(callee(func), options)(args, kwargs)
-        outcome = cast(Enqueued, await self.apply_one(op))
-        tell_enqueued((op,), (outcome,))
-        return outcome.id
+        (answer,) = await self.storage.send([(op,)])
+        if isinstance(answer, Refused):
+            raise answer
+        tell_enqueued((op,), answer)
+        return cast(Enqueued, answer[0]).id
 
     def enqueue_blocking(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> str:
         """`enqueue` from a thread without an event loop."""

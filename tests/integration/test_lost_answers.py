@@ -11,7 +11,7 @@ from support.redis_server import Server
 from omniq import AsyncOmniQ, BaseStorage, MemoryStorage, OmniQ, OutcomeUnknown, Settings, TaskStatus
 from omniq.contract import ContractClient
 from omniq.models import State
-from omniq.operations import Enqueue
+from omniq.operations import Enqueue, Retention
 from omniq.storage import sending
 from omniq.testing import FaultyStorage
 
@@ -146,6 +146,40 @@ def test_an_answer_of_redis_that_got_lost_is_asked_for_again(proxy: Proxy, redis
 
     with OmniQ.from_url(redis_url) as oq:
         assert [c.ready for c in oq.counts()] == [9]
+
+
+def test_looks_and_switches_of_redis_are_asked_for_again_too(proxy: Proxy, redis_url: str) -> None:
+    """Whichever of the answers that a call takes gets lost."""
+
+    async def body(oq: AsyncOmniQ) -> None:
+        ids = [await oq.enqueue(jobs.add, n) for n in range(20)]
+        for skip in range(3):
+            for call in (
+                lambda: oq.set_group_limit("default", "g", 2),
+                lambda: oq.pause("default"),
+                lambda: oq.resume("default"),
+                lambda: oq.cancel(ids.pop()),
+                lambda: oq.remove(ids.pop()),
+                lambda: oq.get_task(ids[0]),
+                lambda: oq.counts(),
+                lambda: oq.storage.sweep(),
+                lambda: oq.storage.purge(Retention()),
+                lambda: oq.storage.allocate_ids(1),
+                lambda skip=skip: oq.options(queue=f"new-{skip}").enqueue(jobs.add, 1),
+            ):
+                proxy.swallow_reply(after=skip)
+                await call()
+                proxy.swallow_none()
+        assert not await oq.storage.is_paused("default")
+        assert [c.ready for c in await oq.counts() if c.queue == "default"] == [14]
+
+    async def main() -> None:
+        async with AsyncOmniQ.from_url(proxy.url) as oq:
+            await body(oq)
+
+    asyncio.run(main())
+    with OmniQ.from_url(redis_url) as oq:
+        assert [(g.group, g.limit) for g in oq.groups("default")[0]] == [("g", 2)]
 
 
 @pytest.mark.parametrize("blocking", [False, True])

@@ -9,9 +9,26 @@ import pytest
 from support.redis_server import Server, running
 
 from omniq import AsyncOmniQ, TaskStatus, handler
-from omniq.errors import Refused
+from omniq.errors import DuplicateId, Refused
 from omniq.models import Blocker, Record, State, TaskError, new_token
-from omniq.operations import Ack, Cancel, Enqueue, Extend, Fail, Filter, Release, Remove, Requeue, Reserve, Retention, Retry
+from omniq.operations import (
+    Ack,
+    Cancel,
+    CommitRun,
+    Enqueue,
+    Extend,
+    Fail,
+    Filter,
+    OpenRun,
+    Release,
+    Remove,
+    Requeue,
+    Reserve,
+    Retention,
+    Retry,
+    Saved,
+    Stage,
+)
 from omniq.serialization import MsgspecSerializer
 from omniq.storage.redis import RedisStorage
 from omniq.translate import task_of
@@ -207,10 +224,10 @@ def test_jobs_with_nonsense_in_a_field_stop_nobody(server: Server, raw: Any, fie
     run(server, whole_life)
 
 
-async def enqueue(storage: RedisStorage, id: str, state: str) -> None:
-    more: dict[str, Any] = {"group": "g"} if state == "group" else {"delay_us": 1000} if state == "delayed" else {}
+async def enqueue(storage: RedisStorage, id: str, state: str, **more: Any) -> None:
+    more |= {"group": "g"} if state == "group" else {"delay_us": 1000} if state == "delayed" else {}
     if state == "blocked":
-        more = {"blocked_by": (Blocker(GOOD[0], Q),)}
+        more["blocked_by"] = (Blocker(GOOD[0], Q),)
     await storage.apply([(Enqueue(id=id, name="job", queue=Q, payload=b"[]", **more),)])
     if state == "active":
         await storage.apply([(Reserve(queues=(Q,), limit=1, token=new_token(), lease_us=1000),)])
@@ -227,6 +244,21 @@ def test_tasks_of_ours_that_others_damaged_stop_nobody(server: Server, raw: Any,
             if state == "active":
                 for id in GOOD:
                     await enqueue(storage, id, "wait")
+        await whole_life(storage)
+
+    run(server, body)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_tasks_of_ours_that_lost_a_field_stop_nobody(server: Server, raw: Any, state: str) -> None:
+    async def body(storage: RedisStorage) -> None:
+        await storage.set_group_limit(Q, "g", 100)
+        for n, field in enumerate([*NUMERIC, *TEXTUAL]):
+            id = f"odd-{n}"
+            await enqueue(storage, id, state, lease_us=30_000_000, max_attempts=2)
+            raw.hdel(f"{BASE}job:{id}", field)
+        for id in GOOD:
+            await enqueue(storage, id, "wait")
         await whole_life(storage)
 
     run(server, body)
@@ -282,6 +314,28 @@ async def whole_life_without_removal(storage: RedisStorage) -> None:
     await look(storage)
     (counts,) = await storage.counts()
     assert (counts.ready, counts.running, counts.scheduled, counts.done) == (0, 0, 0, len(GOOD))
+
+
+def test_an_id_whose_key_holds_no_hash_is_refused_like_any_that_is_there(server: Server, raw: Any) -> None:
+    raw.set(f"{BASE}job:odd", "a text")
+
+    async def body(storage: RedisStorage) -> None:
+        odd, good = Enqueue(id="odd", name="job", queue=Q), Enqueue(id="good", name="job", queue=Q)
+        for calls in ([(odd,)], [(odd,), (good,)], [(odd, good)], [(Enqueue(id="odd", name="job", queue=Q, group="g"),)]):
+            first, *rest = await storage.apply(calls)
+            assert isinstance(first, DuplicateId)
+            assert not [a for a in rest if isinstance(a, Refused)]
+        (answer,) = storage.apply_blocking([(odd,)])
+        assert isinstance(answer, DuplicateId)
+        assert await storage.restore([Saved(record=Record(id="odd", queue=Q, name="job", created_at_us=HOUR_US))]) == 0
+        stage = Stage(queue=Q, run_id="r", tasks=(odd, Enqueue(id="staged", name="job", queue=Q)))
+        for op in (OpenRun(queue=Q, run_id="r"), stage, CommitRun(queue=Q, run_id="r")):
+            (answer,) = await storage.apply([(op,)])
+            assert not isinstance(answer, Refused)
+        assert sorted(t.id for t in await reserve(storage)) == ["good", "staged"]
+        assert raw.get(f"{BASE}job:odd") == b"a text"
+
+    run(server, body)
 
 
 @pytest.mark.parametrize("where", ["wait", "group", "delayed", "active"])

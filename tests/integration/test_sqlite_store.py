@@ -221,17 +221,22 @@ def test_a_store_that_was_just_made_and_never_closed_is_known_by_its_log(tmp_pat
             assert sum(c.ready for c in second.counts()) == 1
 
 
-def test_opening_a_store_again_leaves_the_locks_of_this_process_alone(tmp_path: Path) -> None:
-    """Closing any descriptor of the file would free them: the next process to leave would take the log away from all others."""
+def test_opening_a_file_twice_in_a_process_costs_the_first_neither_its_locks_nor_its_tasks(tmp_path: Path) -> None:
+    """Another process that closes the store must not take itself for the last one and delete the log."""
     path = tmp_path / "q.db"
-    elsewhere = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('SELECT count(*) FROM tasks'); c.close()"
+    look = (
+        "import sys; from omniq import OmniQ\nwith OmniQ.from_url(sys.argv[1]) as oq: print(sum(c.ready for c in oq.counts()))"
+    )
     with OmniQ(SQLiteStorage(path, durability="process")) as first:
         first.enqueue(jobs.add, 1)
         with OmniQ(SQLiteStorage(path, durability="process")) as second:
-            second.enqueue(jobs.add, 2)
-        subprocess.run([sys.executable, "-c", elsewhere], check=True)
-        assert path.with_name("q.db-wal").exists()
-        assert sum(c.ready for c in first.counts()) == 2
+            assert sum(c.ready for c in second.counts()) == 1
+            for ready in (1, 2):
+                command = [sys.executable, "-c", look, f"sqlite:///{path}"]
+                assert int(subprocess.run(command, capture_output=True, check=True).stdout) == ready
+                assert Path(f"{path}-wal").exists()
+                first.enqueue(jobs.add, 2)
+        assert sum(c.ready for c in first.counts()) == 3
 
 
 def test_a_store_to_which_somebody_added_tables_stays_a_store(path: Path) -> None:

@@ -16,6 +16,7 @@ class Proxy:
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._servers: set[socket.socket] = set()
         self._swallow = self._stay_away = self._away = False
+        self._pass = 0
         self._ending = False
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -35,10 +36,14 @@ class Proxy:
                 self._break(client)
             return len(clients)
 
-    def swallow_reply(self, *, stay_away: bool = False) -> None:
-        """With `stay_away` there is nobody from then on."""
+    def swallow_reply(self, *, stay_away: bool = False, after: int = 0) -> None:
+        """With `stay_away` there is nobody from then on; `after` replies go through before."""
         with self._lock:
-            self._swallow, self._stay_away = True, stay_away
+            self._swallow, self._stay_away, self._pass = True, stay_away, after
+
+    def swallow_none(self) -> None:
+        with self._lock:
+            self._swallow = False
 
     def close(self) -> None:
         self._ending = True
@@ -83,8 +88,11 @@ class Proxy:
             try:
                 data = end.recv(65536)
                 if data and self._swallow and end in self._servers:
-                    self._swallow, data = False, b""
-                    self._away = self._stay_away
+                    if self._pass:
+                        self._pass -= 1
+                    else:
+                        self._swallow, data = False, b""
+                        self._away = self._stay_away
                 if data:
                     other.sendall(data)
                     return

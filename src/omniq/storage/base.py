@@ -65,7 +65,8 @@ from omniq.operations import (
 )
 from omniq.policy import after_loss
 from omniq.serialization import MsgspecSerializer, Serializer
-from omniq.storage.checks import Transaction, check_transactions
+from omniq.storage import arguments
+from omniq.storage.checks import Transaction, check_now, check_transactions
 from omniq.storage.cursors import SCAN_LIMIT
 from omniq.storage.scanning import Range, ranges_of, scan_range
 from omniq.storage.sending import Repeats, Sending
@@ -86,6 +87,12 @@ class BaseStorage(abc.ABC):
     capabilities: Capabilities
     stage_rows = 5000  # tasks of one `Stage` that keep other callers waiting no longer than they should
     scan_limit = SCAN_LIMIT
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name in arguments.CALLS:
+            if name in cls.__dict__:
+                setattr(cls, name, arguments.checked(cls.__dict__[name]))
 
     def __init__(self, *, clock: Callable[[], int] = now_us, serializer: Serializer | None = None, events: bool = True) -> None:
         self.clock = clock
@@ -130,14 +137,14 @@ class BaseStorage(abc.ABC):
         `repeat=True` says that the same call may have been carried out already (after `OutcomeUnknown`); `send` does that by
         itself. Raises `Invalid` before anything is sent, and `StoreError` when the store failed.
         """
-        self.check_call(transactions)
+        self._check(transactions, now_us)
         return await self._apply(transactions, now_us, repeat)
 
     def apply_blocking(
         self, transactions: Sequence[Transaction], now_us: int | None = None, *, repeat: bool = False
     ) -> list[Result]:
         """`apply` from any thread, also while the event loop is blocked."""
-        self.check_call(transactions)
+        self._check(transactions, now_us)
         return self._apply_blocking(transactions, now_us, repeat)
 
     async def send(self, transactions: Sequence[Transaction], now_us: int | None = None) -> list[Result]:
@@ -145,8 +152,9 @@ class BaseStorage(abc.ABC):
 
         Raises `OutcomeUnknown` only when the repeats failed too; the text says what is known.
         """
+        self._check(transactions, now_us)
         try:
-            return await self.apply(transactions, now_us)
+            return await self._apply(transactions, now_us, False)
         except OutcomeUnknown as exc:
             repeats = Repeats(transactions)
             pause = repeats.after(exc)
@@ -159,8 +167,9 @@ class BaseStorage(abc.ABC):
 
     def send_blocking(self, transactions: Sequence[Transaction], now_us: int | None = None) -> list[Result]:
         """`send` from any thread."""
+        self._check(transactions, now_us)
         try:
-            return self.apply_blocking(transactions, now_us)
+            return self._apply_blocking(transactions, now_us, False)
         except OutcomeUnknown as exc:
             repeats = Repeats(transactions)
             pause = repeats.after(exc)
@@ -170,6 +179,11 @@ class BaseStorage(abc.ABC):
                 return repeats.read(self.apply_blocking(transactions, now_us, repeat=repeats.repeat))
             except StoreError as exc:
                 pause = repeats.after(exc)
+
+    def _check(self, transactions: Sequence[Transaction], now_us: int | None) -> None:
+        if now_us is not None:
+            check_now(now_us)
+        self.check_call(transactions)
 
     def check_call(self, transactions: Sequence[Transaction]) -> None:
         """Raise `Invalid` for what `apply` would not even send."""

@@ -60,6 +60,11 @@ def check_transactions(transactions: Sequence[Transaction], limits: Capabilities
             _check_combined(transaction, limits, good_queues)
 
 
+def check_now(us: int) -> None:
+    """Raise `Invalid` for a clock that no store could take."""
+    _check_time(us, "now_us")
+
+
 def _check_combined(transaction: Transaction, limits: Capabilities, good_queues: set[str]) -> None:
     if len(transaction) > limits.max_transaction:
         raise LimitExceeded(f"a transaction of {len(transaction)} operations; the limit is {limits.max_transaction}")
@@ -226,6 +231,9 @@ def _check_beat(op: Beat) -> None:
     _check_texts(info, "worker", "host")
     for queue in info.queues:
         check_encodable(queue, "queues")
+    for queue, runs in (info.busy or {}).items():
+        check_encodable(queue, "a queue of busy")
+        check_count(runs, "busy")
     _check_counts(info, "pid", "running", "concurrency", "started_at_us", "seen_at_us")
 
 

@@ -21,6 +21,7 @@ from omniq.errors import (
     EventsLost,
     Invalid,
     OutcomeUnknown,
+    StoreError,
     StoreFull,
     StoreTooNew,
     StoreUnavailable,
@@ -69,6 +70,7 @@ from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
 from omniq.storage.redis_staging import RUN_FIELDS, run_of, staged_record
 from omniq.storage.redis_wake import Listener
 from omniq.storage.redis_wire import Command
+from omniq.storage.sending import Repeats
 from omniq.storage.url import mask
 
 if TYPE_CHECKING:
@@ -360,11 +362,20 @@ class RedisStorage(BaseStorage):
         replies: list[Any] = []
         if self._target.cluster:
             for call in calls:
-                replies += await self._script(f"{{{call[0]['queue']}}}:meta", [call], now, False)
+                replies += await self._until_answered(f"{{{call[0]['queue']}}}:meta", [call], now)
         else:
             for start in range(0, len(calls), TOGETHER):
-                replies += await self._script(f"{{{STORE}}}:meta", calls[start : start + TOGETHER], now, False)
+                replies += await self._until_answered(f"{{{STORE}}}:meta", calls[start : start + TOGETHER], now)
         return [answer[0] for answer in replies]
+
+    async def _until_answered(self, key: str, calls: Sequence[wire.Entry], now: int | None) -> list[Any]:
+        """All upkeep may be done twice, so what stayed without an answer is sent again."""
+        repeats = Repeats(())
+        while True:
+            try:
+                return await self._script(key, calls, now, False)
+            except StoreError as exc:
+                await asyncio.sleep(repeats.after(exc))
 
     async def allocate_ids(self, n: int) -> int:
         check_count(n, "allocate_ids", 1, MAX_AT_ONCE)
@@ -705,8 +716,7 @@ class RedisStorage(BaseStorage):
         client = await self._opened()
         was = await client.command("DEL", f"{{{queue}}}:paused") == 1
         self.waiters.notify([queue])
-        if was:
-            await self._listener.ring(queue)
+        await self._listener.ring(queue)
         return was
 
     async def is_paused(self, queue: str) -> bool:
@@ -729,14 +739,15 @@ def _begun() -> Generator[None]:
     try:
         yield
     except (StoreUnavailable, StoreFull) as exc:
-        raise OutcomeUnknown(
-            f"a part of this call was carried out, and then {exc}; send the same call with repeat=True"
-        ) from exc
+        raise OutcomeUnknown(f"a part of this call was carried out, and then {exc}") from exc
 
 
 def _is_wide(transactions: Sequence[Transaction]) -> bool:
     """Whether a `Reserve` asks more queues than one call of the script should."""
-    return any(isinstance(t[0], Reserve) and len(t[0].queues) > WIDE for t in transactions if t)
+    for transaction in transactions:
+        if transaction and isinstance(first := transaction[0], Reserve) and len(first.queues) > WIDE:
+            return True
+    return False
 
 
 def _parts(transactions: Sequence[Transaction]) -> list[Sequence[Transaction]]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import importlib.resources
 import os
 import re
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -55,9 +56,11 @@ ANSWER_S = 15.0
 AT_ONCE = 5000  # commands of one pipeline: the event loop does nothing else while they are packed
 AHEAD = 4  # calls that are sent before the answer to the first of them is read
 
-_ALWAYS = ("lanes", "books", "reserve", "runs")
+_ALWAYS = ("lanes", "reserve", "runs")
 _ON_DEMAND = {
-    "operations": ("ending", "aside", "operations"),
+    "books": ("books", "enqueues"),
+    "operations": ("ending", "operations"),
+    "aside": ("aside",),
     "upkeep": ("upkeep",),
     "restore": ("restore",),
     "fan_in": ("fan_in",),
@@ -144,6 +147,14 @@ class Target:
         if self.tls:
             options["ssl"] = True
         return options
+
+
+async def _piped(client: Any, commands: Sequence[Command], wrong_type: Any) -> list[Any]:
+    pipe = client.pipeline(transaction=False)
+    for command in commands:
+        pipe.execute_command(*command)
+    answers = await pipe.execute(raise_on_error=wrong_type is None)
+    return answers if wrong_type is None else [wrong_type if _is_wrong_type(a) else _raised(a) for a in answers]
 
 
 def _is_wrong_type(answer: object) -> bool:
@@ -421,17 +432,13 @@ class Client:
         """
         found: list[Any] = []
         for start in range(0, len(commands), AT_ONCE):
-            async with self._looking() as client:
-                pipe = client.pipeline(transaction=False)
-                for command in commands[start : start + AT_ONCE]:
-                    pipe.execute_command(*command)
-                answers = await pipe.execute(raise_on_error=wrong_type is None)
-            found += answers if wrong_type is None else [wrong_type if _is_wrong_type(a) else _raised(a) for a in answers]
+            part = commands[start : start + AT_ONCE]
+            found += await self._look(functools.partial(_piped, commands=part, wrong_type=wrong_type))
         return found
 
     async def command(self, *command: Any) -> Any:
-        async with self._looking() as client:
-            return await client.execute_command(*command)
+        """One command, of which the same holds as of a `pipeline`."""
+        return await self._look(lambda client: client.execute_command(*command))
 
     async def command_anyway(self, *command: Any) -> Any:
         """`command`, also on a server that is full: for what takes next to no room, and has its key as first argument."""
@@ -442,8 +449,7 @@ class Client:
 
     async def configuration(self, names: str) -> dict[Any, Any]:
         """What the server tells of its settings, or one of the nodes of a cluster."""
-        async with self._looking() as client:
-            return await client.config_get(names)
+        return await self._look(lambda client: client.config_get(names))
 
     async def keys(self, pattern: str) -> list[str]:
         """The keys of the whole store that look like this; none if we may not look."""
@@ -458,10 +464,21 @@ class Client:
 
     async def time_ms(self) -> int:
         """The clock of the server; of a cluster, that of one of its nodes."""
+        seconds, micros = await self._look(
+            lambda client: client.time(**({"target_nodes": client.get_default_node()} if self.target.cluster else {}))
+        )
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def _look(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        """What may be asked twice is asked again, once, where the connection was lost on the way."""
+        try:
+            async with self._looking() as client:
+                return await ask(client)
+        except StoreUnavailable as exc:
+            if not isinstance(exc.__cause__, RedisConnectionError | ConnectionError):
+                raise
         async with self._looking() as client:
-            target = {"target_nodes": client.get_default_node()} if self.target.cluster else {}
-            seconds, micros = await client.time(**target)
-            return int(seconds) * 1000 + int(micros) // 1000
+            return await ask(client)
 
     @contextlib.asynccontextmanager
     async def _looking(self) -> AsyncGenerator[Any]:

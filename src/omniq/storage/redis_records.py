@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from omniq.models import Blocker, Record, State, StoredResult, TaskError
+from omniq.models import MAX_COUNT, MAX_DURATION_US, Blocker, Record, State, StoredResult, TaskError
 from omniq.operations import EventRow, WorkerInfo
 from omniq.storage.redis_text import in_utf8
 
@@ -187,7 +187,7 @@ def record_of(queue: str, id: str, fields: Hash) -> Record:
         lease_us=None if options.no_lease else _lease_us(fields),
         interval_us=_int(fields, b"interval_us", _MOST_US) or None,
         result_ttl_us=options.result_ttl_us,
-        max_attempts=0 if options.no_max else max(_int(fields, b"max_attempts") or 0, 1),
+        max_attempts=0 if options.no_max else max(_int(fields, b"max_attempts", MAX_COUNT) or 0, 1),
         backoff=_foreign_backoff(fields) if foreign else options.backoff,
         ended_by=_text(fields, b"ended_by"),
         worker=_text(fields, b"worker"),
@@ -213,7 +213,7 @@ def _foreign(common: dict[str, Any], fields: Hash) -> Record:
         name=_called(payload),
         payload=payload,
         lease_us=_lease_us(fields),
-        max_attempts=max(_int(fields, b"max_attempts") or 0, 1),
+        max_attempts=max(_int(fields, b"max_attempts", MAX_COUNT) or 0, 1),
         backoff=_foreign_backoff(fields),
         finished_at_us=_finished_us(fields, common["state"]),
     )
@@ -239,7 +239,7 @@ def _read(decode: Callable[[bytes], T], value: bytes) -> T | None:
 
 
 def _lease_us(fields: Hash) -> int:
-    ms = _int(fields, b"timeout_ms") or 0
+    ms = _int(fields, b"timeout_ms", MAX_DURATION_US // 1000) or 0
     return (ms if ms > 0 else FOREIGN_LEASE_MS) * 1000
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from omniq import errors
 from omniq.errors import IdempotencyConflict, Refused
-from omniq.models import Record, State
+from omniq.models import MAX_COUNT, MAX_DURATION_US, Record, State
 from omniq.operations import (
     AbortRun,
     Ack,
@@ -521,10 +521,10 @@ def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
         origin=options.origin,
         due_us=whole(due or created) * 1000,
         timeout_us=options.timeout_us,
-        lease_us=None if options.no_lease else whole(timeout_ms) * 1000,
+        lease_us=None if options.no_lease else whole(timeout_ms or 0, MAX_DURATION_US // 1000) * 1000,
         result_ttl_us=options.result_ttl_us,
         attempts=1,
-        max_attempts=0 if options.no_max else whole(max_attempts),
+        max_attempts=0 if options.no_max else whole(max_attempts or 0, MAX_COUNT),
         backoff=options.backoff,
         token=op.token,
         lease_until_us=int(until) * 1000,

@@ -52,7 +52,7 @@ def refuse_foreign(path: str) -> None:
 
 def _looking(path: str) -> closing[sqlite3.Connection]:
     """A connection that takes no locks and leaves the log alone."""
-    return closing(sqlite3.connect(f"file:{quote(os.fsencode(path))}?immutable=1", uri=True))
+    return closing(sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode=ro&immutable=1", uri=True))
 
 
 def _in_file(path: str) -> _Head | None:

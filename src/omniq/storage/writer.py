@@ -43,8 +43,9 @@ class Request(Generic[S]):
         self.future: asyncio.Future[Any] | None = loop.create_future() if loop is not None else None
         self.answer: Any = None
         self.error: BaseException | None = None
-        self._settled = threading.Lock()
-        self._settled.acquire()
+        if loop is None:
+            self._settled = threading.Lock()
+            self._settled.acquire()
         self._claim = threading.Lock()
         self._begun = False
 

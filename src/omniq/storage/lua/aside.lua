@@ -20,7 +20,7 @@ local function make_dead_letter(t, why)
   t.dead_queue = nil
   store.adopt(t)
   if t.gid then t.q.lanes[t.gid] = true end
-  set_error(t, failure, 'Unreadable: ' .. message)
+  machine.set_error(t, failure, 'Unreadable: ' .. message)
   machine.finish(t, 'failed', {error = failure}, nil, nil)
   log.note(t, 'failed', log.with(nil, 'error', log.brief(failure)), 'failed')
   note(t.q, t.id, why)

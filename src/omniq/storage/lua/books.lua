@@ -3,11 +3,10 @@ Which queue knows an id. Ids are unique in the store, so every new one is looked
 ]]
 
 local listed, bases
-local spent = 0 -- of `BUDGET`
 
 -- How the keys begin of every queue that was ever heard of, and of this one. On a cluster other queues are on other nodes, and ids
 -- are unique per queue only.
-local function all_bases(q)
+function store.all_bases(q)
   if request.cluster then return {q and q.base} end
   if not bases then
     listed, bases = {}, {}
@@ -44,7 +43,7 @@ function store.find(q, id)
   t = homes[id]
   if t and not t.gone then return t end
   if absent[id] then return nil end
-  local names = all_bases(q)
+  local names = store.all_bases(q)
   for first = 1, #names, 1000 do
     local last = math.min(first + 999, #names)
     if ask(names, first, last, id) then

@@ -18,7 +18,7 @@ local function set_due(t, due_ms)
 end
 
 -- What an error leaves on the task: in words for every client, whole for ours.
-local function set_error(t, failure, words)
+function machine.set_error(t, failure, words)
   set(t, 'error', failure or '')
   set(t, 'last_error', words or '')
   set(t, 'last_error_ms', NOW)
@@ -223,7 +223,7 @@ end
 function machine.fail_behind(t, blocker_id)
   local message = 'task ' .. blocker_id .. ', which this one waits for, failed or was cancelled'
   local failure = '{"type":"BlockerFailed","message":' .. cjson.encode(message) .. ',"traceback":""}'
-  set_error(t, failure, 'BlockerFailed: ' .. message)
+  machine.set_error(t, failure, 'BlockerFailed: ' .. message)
   local to = t.dead_queue
   machine.finish(t, 'failed', {error = failure}, nil, nil)
   local data = log.with(nil, 'error', log.brief(failure))

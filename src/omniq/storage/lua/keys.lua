@@ -91,7 +91,7 @@ end
 
 -- Other clients may have stored anything. What is no number, or NaN, is 0.
 local function number(value)
-  local n = tonumber(text(value) or 0)
+  local n = tonumber(value or 0)
   if not n or n ~= n then return 0 end
   if n > MAX_WHOLE then return MAX_WHOLE end
   if n < -MAX_WHOLE then return -MAX_WHOLE end
@@ -100,7 +100,10 @@ end
 
 -- A time, a duration or a count: whole, and never negative.
 local function ms(value)
-  return math.floor(math.max(math.min(number(value), MAX_MS), 0))
+  local n = tonumber(value or 0)
+  if not n or n ~= n or n < 0 then return 0 end
+  if n > MAX_MS then return MAX_MS end
+  return n - n % 1
 end
 
 -- A moment as text; one that cannot be read was never stored.
@@ -109,19 +112,17 @@ local function moment(value)
   return nil
 end
 
-local function is_utf8(value)
+-- Whether a name is text that every program can say, and say back.
+local function is_text(value)
+  if value == '' then return false end
+  if not string.find(value, '[%z\128-\255]') then return true end
+  if string.find(value, '%z') then return false end
   for _, sequence in ipairs({
     '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]', '[\225-\236\238\239][\128-\191][\128-\191]',
     '\237[\128-\159][\128-\191]', '\240[\144-\191][\128-\191][\128-\191]',
     '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]',
   }) do value = string.gsub(value, sequence, '.') end
   return not string.find(value, '[\128-\255]')
-end
-
--- Whether a name is text that every program can say, and say back.
-local function is_text(value)
-  if value == '' or string.find(value, '%z') then return false end
-  return not string.find(value, '[\128-\255]') or is_utf8(value)
 end
 
 local function in_parts(command, key, list)

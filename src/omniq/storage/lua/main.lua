@@ -39,11 +39,14 @@ function machine.transaction(ops)
   local first = ops[1]
   if runs[first.kind] then return runs[first.kind](first) end
   if UPKEEP[first.kind] then
+    need('books')
     need('operations')
+    need('aside')
     need(UPKEEP[first.kind])
     return {upkeep[first.kind](first)}
   end
   if ALONE[first.kind] then
+    if ALONE[first.kind] == 'staging' then need('books') end
     if ALONE[first.kind] ~= true then need(ALONE[first.kind]) end
     local answer, refused = alone[first.kind](first)
     if refused then return {refused, 1} end
@@ -140,7 +143,8 @@ for _, ops in ipairs(request.transactions) do
     end
   end
 end
-if ids > 1 and not request.cluster and 3 * ids * #all_bases() > LOOKUPS then
+if ids > 0 then need('books') end
+if ids > 1 and not request.cluster and 3 * ids * #store.all_bases() > LOOKUPS then
   need('many')
   store.foresee()
 end

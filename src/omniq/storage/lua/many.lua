@@ -7,7 +7,7 @@ function store.look(ids)
   store.flush()
   local wanted = {}
   for _, id in ipairs(ids) do wanted[id] = true end
-  for _, base in ipairs(all_bases()) do
+  for _, base in ipairs(store.all_bases()) do
     local books, found = base .. 'o:tasks', {}
     local size = run('ZCARD', books)
     if size > 0 and size <= 2 * #ids then

@@ -29,6 +29,7 @@ function check.enqueue(op)
     staged = first -- of a run that may never be committed: whoever enqueues now is not kept waiting
   end
   local t = store.find(q, op.id)
+  if not t and store.occupied[slot(q, op.id)] then return refuse('DuplicateId') end
   if not t or t.state == 'staged' then return staged or t end
   local same = not t.foreign and t.fingerprint == op.fingerprint
   if op.on_conflict == 'replace_finished' then
@@ -235,7 +236,7 @@ function write.ack(op, t)
 end
 
 function write.retry(op, t)
-  set_error(t, op.error, op.words)
+  machine.set_error(t, op.error, op.words)
   stamp(t)
   if not op.lost then t.q.finished = true end
   if op.attempts then
@@ -261,7 +262,7 @@ end
 function write.fail(op, t)
   local again = not t.cancel and op.again or nil
   local to, q = not again and t.dead_queue or nil, t.q
-  set_error(t, op.error, op.words)
+  machine.set_error(t, op.error, op.words)
   machine.finish(t, 'failed', {error = op.error}, op.token, again)
   log.note(t, 'failed', to and log.with(op.data, 'to_queue', cjson.encode(to)) or op.data, 'failed')
   if not op.lost then q.finished = true end

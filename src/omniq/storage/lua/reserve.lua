@@ -39,6 +39,7 @@ end
 -- Some client stored what nobody can run: it is put aside, and the others have their turn.
 function machine.unreadable(q, id)
   machine.need('operations')
+  machine.need('aside')
   machine.put_aside(q, id)
 end
 

@@ -75,7 +75,7 @@ function upkeep.restore(op)
       store.drop_staged(there)
       if there.deps then machine.cascade({there}) end
     end
-    if not there or there.gone then
+    if (not there or there.gone) and not store.occupied[slot(queue(saved.queue), saved.id)] then
       local t, state = insert(saved, last)
       new, last = new + 1, t.seq
       if saved.returned then

@@ -145,7 +145,7 @@ local function there(q, id, key)
     if known.expires_ms > now or (first and not FINAL[first.state]) then return nil, known.fingerprint end
   end
   local t = store.find(q, id)
-  if not t then return nil end
+  if not t then return nil, store.occupied[slot(q, id)] and '' end
   if t.state == 'staged' then return t end
   return nil, t.fingerprint
 end

@@ -10,6 +10,8 @@ local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of opera
 local cache, touched = {}, {}
 local homes = {} -- every task that this call has looked at, by id: its hash may not tell yet what became of it
 local absent = {} -- ids that are in no other queue
+local spent = 0 -- of `BUDGET`
+store.occupied = {} -- ids whose key holds no hash: no task can be stored under them
 
 -- The fields of a task, as the answer to `Reserve` gives them. Most operations need only the first of them; the next ones are
 -- read when they are asked for. `o` holds what never changes of a task of ours, see `store.origin`.
@@ -151,6 +153,7 @@ function store.load(q, id)
   local key = job_key(q, id)
   local v = redis.pcall('HMGET', key, unpack(FIELDS, 1, HOT)) -- others may have stored something else there
   if not v[1] then
+    if v.err then store.occupied[slot(q, id)] = true end
     key = end_key(q, id)
     v = run('HMGET', key, unpack(FIELDS, 1, HOT))
   end

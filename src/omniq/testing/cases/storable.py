@@ -20,6 +20,7 @@ from omniq.operations import (
     Requeue,
     Reschedule,
     Reserve,
+    Retention,
     Retry,
     Stage,
     WorkerInfo,
@@ -79,6 +80,7 @@ async def every_other_text_with_half_a_character_is_refused(bench: Bench) -> Non
         "worker": [Reserve(queues=(task.queue,), token=new_token(), worker=HALF), Beat(info=WorkerInfo(worker=HALF))],
         "host": [Beat(info=WorkerInfo(worker="w", host=HALF))],
         "queues": [Beat(info=WorkerInfo(worker="w", queues=(HALF,)))],
+        "busy": [Beat(info=WorkerInfo(worker="w", busy={HALF: 1}))],
         "key": [OpenFanIn(key=HALF, expected=1), CountFanIn(key=HALF, member="m")],
         "member": [CountFanIn(key="k", member=HALF)],
         "run_id": [OpenRun(queue=task.queue, run_id=HALF)],
@@ -111,6 +113,40 @@ async def nothing_is_found_by_half_a_character(bench: Bench) -> None:
             assert next(iter(fields)) in str(exc)
         else:
             raise AssertionError(f"{fields} was accepted")
+    assert [t.id for t in await bench.all_tasks()] == ["a"]
+
+
+@case(rules="1,§11")
+async def a_look_or_upkeep_with_what_no_store_can_keep_is_refused(bench: Bench) -> None:
+    await bench.add("a", group="g")
+    store = bench.store
+    shard = (await store.event_shards())[0].name
+    for queue in (HALF, f"default{HALF}"):
+        for look in (store.groups(queue), store.run(queue, "r"), store.promote(queue), store.get("a", queue)):
+            await raises(Invalid, look)
+        await raises(Invalid, store.expired(queues=[queue]))
+    await raises(Invalid, store.expired(lost_workers=[HALF]))
+    await raises(Invalid, store.run("default", HALF))
+    await raises(Invalid, store.groups("default", HALF))
+    await raises(Invalid, store.find(Filter(), HALF))
+    await raises(Invalid, store.events(HALF))
+    for number in (-2, *TOO_MUCH):
+        for upkeep in (store.sweep, store.expired, store.counts, store.workers):
+            await raises(Invalid, upkeep(number))
+        for limited in (store.sweep, store.expired):
+            await raises(Invalid, limited(limit=number))
+        await raises(Invalid, store.promote("default", number))
+        await raises(Invalid, store.promote("default", now_us=number))
+        await raises(Invalid, store.purge(Retention(), limit=number))
+        await raises(Invalid, store.purge(Retention(), number))
+        await raises(Invalid, store.purge(Retention(events_max=number)))
+        await raises(Invalid, store.apply([(bench.new(),)], number))
+        await raises(Invalid, store.events(shard, number))
+        await raises(Invalid, store.events(shard, limit=number))
+        await raises(Invalid, store.task_page(shard, 0, 10, number))
+    for number in (0, -2, *TOO_MUCH):
+        await raises(Invalid, store.find(Filter(), limit=number))
+        await raises(Invalid, store.groups("default", limit=number))
     assert [t.id for t in await bench.all_tasks()] == ["a"]
 
 
@@ -149,6 +185,7 @@ async def a_number_that_no_store_can_keep_is_refused(bench: Bench) -> None:
         await names_the_field(bench, "limit", Reserve(queues=("default",), token=new_token(), limit=number))
         await names_the_field(bench, "expected", OpenFanIn(key="k", expected=number))
         await names_the_field(bench, "running", Beat(info=WorkerInfo(worker="w", running=number)))
+        await names_the_field(bench, "busy", Beat(info=WorkerInfo(worker="w", busy={"default": number})))
         await raises(Invalid, bench.store.set_group_limit("default", "g", number))
         await raises(Invalid, bench.store.allocate_ids(number))
     for backoff in ("garbage", f"fixed:base={10**20}", f"exp:base=1,max={2**63}", f"exp:jitter={10**6}"):
