@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from omniq.cli.output import clean
+from omniq.escapes import escape
 
 NARROW, NARROWEST = 8, 3  # what a name is cut to before ids and states are cut too, and what is left of it at the least
 FOLDED = 24  # what a column that goes on in the next line is narrowed to before anything is cut
@@ -32,7 +32,7 @@ class Fitted:
 
     def add(self, *cells: object, style: str = "") -> None:
         """A row; None is shown as a dash."""
-        made = [cell if isinstance(cell, Text) else Text(clean("–" if cell is None else str(cell))) for cell in cells]
+        made = [cell if isinstance(cell, Text) else Text(escape("–" if cell is None else str(cell))) for cell in cells]
         self._rows.append((made, style))
 
     def width(self, room: int) -> int:
