@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -22,13 +24,15 @@ MAX_NAMES = 3
 def refuse_foreign(path: str) -> None:
     """Raise `StoreForeign` for a database of another program. A file that is not there, or empty, is fine."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would keep us waiting for ever
+            raise StoreUnavailable(f"{path} is a pipe or a device: give the path of a database file")
         with open(path, "rb") as file:
             head = file.read(_HEAD)
         head = _in_log(Path(f"{path}-wal")) or head
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise StoreUnavailable(f"{path}: {exc.strerror}") from exc
+        raise StoreUnavailable(f"{path}: {exc.strerror}: see who may read and write it") from exc
     if not head:
         return
     if not head.startswith(_MAGIC):
