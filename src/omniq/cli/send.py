@@ -49,7 +49,7 @@ def _connected(host: str, port: int, context: ssl.SSLContext | None, patience_s:
                 raise
             if time.monotonic() + pause >= deadline:
                 advice = "does omniq serve run there, on that port?"
-                raise ConnectionLost(f"{exc}, and so for {patience_s:g} s: {advice}") from exc
+                raise ConnectionLost(f"{exc}, tried for {patience_s:g} s: {advice}") from exc
         time.sleep(pause)
         pause = min(pause * 2, LONGEST_PAUSE_S)
 
