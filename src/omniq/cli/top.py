@@ -28,6 +28,9 @@ def top_command(
         raise Invalid(f"--every {every}: look every 100ms at the soonest")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Invalid("omniq top needs a terminal; for programs there is omniq queues --json")
-    from omniq.cli.watching import watch
+    try:
+        from omniq.cli.watching import watch
+    except ImportError as exc:  # Windows: its terminals are others
+        raise Invalid("omniq top needs Linux or macOS; everywhere there is omniq queues") from exc
 
     run(lambda: watch(store, pause))
