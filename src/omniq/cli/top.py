@@ -19,7 +19,7 @@ def top_command(
     """Watch the store live, on the whole screen; q quits.
 
     Queues with their rates, leased tasks with age and progress, workers, failures. If the store goes away, the screen says
-    so and goes on when it is back.
+    so and goes on when it is back. A narrow terminal shows fewer columns, first of all without those that matter least.
 
     Example: omniq top --every 2s
     """
