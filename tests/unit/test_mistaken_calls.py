@@ -131,6 +131,17 @@ def test_an_argument_that_cannot_be_stored_is_named_with_what_to_do(
         oq.enqueue(files, *args, **kwargs)
 
 
+def give_path() -> Path:
+    return Path("a.txt")
+
+
+def test_a_result_that_cannot_be_stored_is_named_with_what_to_do(oq: OmniQ) -> None:
+    with oq.worker():
+        result = oq.get_result(oq.options(max_retries=0).enqueue(give_path), wait=True, timeout=10)
+    assert str(result.error).startswith("SerializationError: the result: a value of type PosixPath cannot be stored as JSON")
+    assert "pass str(path)" in str(result.error)
+
+
 @pytest.mark.parametrize("name", ["Hello, Ada!", "f(x)", "two words", "jobs:f.<locals>.g"])
 def test_a_text_that_a_call_returned_is_not_taken_for_a_task(oq: OmniQ, name: str) -> None:
     with pytest.raises(Invalid, match=r"no task .* is registered here.*enqueue\(f, …\)"):
