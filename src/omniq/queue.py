@@ -176,8 +176,8 @@ class AsyncTaskQueue:
         chunk: list[Enqueue] = []
         pending: asyncio.Future[None] | None = None
         try:
-            for row in rows:
-                chunk.append(_make_row(make, row))
+            for place, row in enumerate(rows):
+                chunk.append(_make_row(make, place, row))
                 if len(chunk) == ROWS_PER_TRANSACTION:
                     if pending is not None:
                         await pending
@@ -375,7 +375,7 @@ class Batch:
 
     def enqueue_many(self, func: Any, rows: Iterable[Row]) -> list[str]:
         make = self._queue.template(callee(func), self._options)
-        made = [_make_row(make, row) for row in rows]
+        made = [_make_row(make, place, row) for place, row in enumerate(rows)]
         self.operations += made
         return [op.id for op in made]
 
@@ -419,12 +419,17 @@ def _must_be_id(task_id: object) -> None:
         raise TypeError(f"the id of a task is the text that enqueue returned, not {task_id!r}")
 
 
-def _make_row(make: Template, row: Row) -> Enqueue:
-    if isinstance(row, dict):
-        return make((), row)
-    if isinstance(row, tuple | list):
-        return make(row, {})
-    raise TypeError(f"a row is a tuple of positional or a dict of keyword arguments, not {row!r}; write ({row!r},)")
+def _make_row(make: Template, place: int, row: Row) -> Enqueue:
+    try:
+        if isinstance(row, dict):
+            return make((), row)
+        if isinstance(row, tuple | list):
+            return make(row, {})
+    except TypeError as exc:  # which is what a value that cannot be stored raises, too
+        raise type(exc)(f"rows[{place}]: {exc}") from exc
+    raise TypeError(
+        f"rows[{place}]: a row is a tuple of positional or a dict of keyword arguments, not {row!r}; write ({row!r},)"
+    )
 
 
 _BODY = ("name", "eta_us", "delay_us", "interval_us", "timeout_us", "max_attempts", "group", "dead_queue")

@@ -131,6 +131,16 @@ def test_an_argument_that_cannot_be_stored_is_named_with_what_to_do(
         oq.enqueue(files, *args, **kwargs)
 
 
+def test_the_row_that_is_wrong_is_named(oq: OmniQ) -> None:
+    with pytest.raises(TypeError, match=r"^rows\[1\]: .*too many positional arguments"):
+        oq.enqueue_many(greet, [("Ada",), ("Ada", "Hello", 3)])
+    with pytest.raises(SerializationError, match=r"^rows\[2\]: argument 'name': .*pass str\(path\)"), oq.transaction() as tx:
+        tx.enqueue_many(greet, [("Ada",), {"name": "Grace"}, {"name": Path("a")}])
+    with pytest.raises(TypeError, match=r"^rows\[0\]: a row is a tuple .* write \('Ada',\)"):
+        oq.enqueue_many(greet, ["Ada"])
+    assert oq.counts() == []
+
+
 def give_path() -> Path:
     return Path("a.txt")
 
