@@ -15,8 +15,7 @@ from omniq.models import Event, Task, TaskResult
 from omniq.operations import Filter, GroupInfo, QueueCounts, WorkerInfo
 from omniq.portal import Portal
 from omniq.queue import AsyncTaskQueue, Batch, Row, tell_of_text, with_schedule
-from omniq.storage.base import BaseStorage
-from omniq.storage.url import mask
+from omniq.storage.base import BaseStorage, must_be_storage
 from omniq.tasks import NO_OPTIONS, OptionFields, Options, TaskFunction, make_options
 from omniq.worker import AsyncWorkerPool, WorkerPool
 
@@ -40,9 +39,7 @@ class AsyncOmniQ:
     """A task queue on a store. Opens itself at its first call; close it, or use it as `async with`."""
 
     def __init__(self, storage: BaseStorage, *, settings: Settings | None = None) -> None:
-        if not isinstance(storage, BaseStorage):  # pyright: ignore[reportUnnecessaryIsInstance]
-            shown = mask(repr(storage))
-            raise TypeError(f"give a storage, such as SQLiteStorage('omniq.db'), not {shown}; a URL is for from_url(…)")
+        must_be_storage(storage)
         self.settings = settings or Settings()
         self.storage = storage
         self.queue = AsyncTaskQueue(storage, self.settings)

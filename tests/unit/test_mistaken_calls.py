@@ -16,6 +16,7 @@ from support import jobs
 
 import omniq
 from omniq import AsyncOmniQ, Invalid, MemoryStorage, OmniQ, SerializationError, SQLiteStorage
+from omniq.contract import AsyncContractClient, ContractClient
 from omniq.tasks import callee
 
 
@@ -60,13 +61,32 @@ def test_enqueue_of_a_task_without_the_queue_says_what_comes_first() -> None:
 
 
 def test_a_store_that_is_none_is_named_at_once() -> None:
-    for door in (OmniQ, AsyncOmniQ):
+    for door in (OmniQ, AsyncOmniQ, ContractClient, AsyncContractClient):
         with pytest.raises(TypeError, match=r"SQLiteStorage\('omniq.db'\), not 'sqlite:///q.db'; a URL is for from_url"):
             door("sqlite:///q.db")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"not <class 'omniq.storage.memory.MemoryStorage'>"):
             door(MemoryStorage)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"not 'redis://:\*\*\*@host/0'"):
             door("redis://:secret@host/0")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [
+        ("jobs:handle", "a handler is a function that takes the job, not 'jobs:handle'"),
+        (lambda: None, r"takes one argument, the job; .* takes \(\): too many positional arguments"),
+        (lambda job, retries: None, "missing a required argument: 'retries'"),
+    ],
+)
+def test_a_handler_that_would_fail_every_job_is_refused(handler: Any, told: str) -> None:
+    async def from_async_code() -> None:
+        async with AsyncContractClient(MemoryStorage()) as client:
+            await client.consume("pdf", handler)
+
+    with ContractClient(MemoryStorage()) as client, pytest.raises(TypeError, match=told):
+        client.consume("pdf", handler)
+    with pytest.raises(TypeError, match=told):
+        asyncio.run(from_async_code())
 
 
 @pytest.mark.parametrize("method", ["get_task", "get_result", "cancel", "requeue", "remove", "history"])
