@@ -331,9 +331,9 @@ def test_repair_recounts_slots_readiness_and_counters(server: Server, raw: Any) 
 
 def test_large_numbers_stay_plain_digits(server: Server, raw: Any) -> None:
     async def body(storage: RedisStorage) -> None:
-        await add(storage, new("a", lease_us=10**15 * 1000, eta_us=2 * 10**15))
+        await add(storage, new("a", lease_us=10**14 * 1000, eta_us=2 * 10**15))
         job = raw.hgetall(f"{BASE}job:a")
-        assert (job[b"timeout_ms"], job[b"due_ms"]) == (b"1000000000000000", b"2000000000000")
+        assert (job[b"timeout_ms"], job[b"due_ms"]) == (b"100000000000000", b"2000000000000")
 
     run(server, body)
 
