@@ -14,8 +14,8 @@ from omniq.middleware import Middleware
 from omniq.models import Event, Task, TaskResult
 from omniq.operations import Filter, GroupInfo, QueueCounts, WorkerInfo
 from omniq.portal import Portal
-from omniq.queue import AsyncTaskQueue, Batch, Row, with_schedule
-from omniq.storage.base import BaseStorage
+from omniq.queue import AsyncTaskQueue, Batch, Row, tell_of_text, with_schedule
+from omniq.storage.base import BaseStorage, must_be_storage
 from omniq.tasks import NO_OPTIONS, OptionFields, Options, TaskFunction, make_options
 from omniq.worker import AsyncWorkerPool, WorkerPool
 
@@ -39,6 +39,7 @@ class AsyncOmniQ:
     """A task queue on a store. Opens itself at its first call; close it, or use it as `async with`."""
 
     def __init__(self, storage: BaseStorage, *, settings: Settings | None = None) -> None:
+        must_be_storage(storage)
         self.settings = settings or Settings()
         self.storage = storage
         self.queue = AsyncTaskQueue(storage, self.settings)
@@ -81,6 +82,7 @@ class AsyncOmniQ:
         repeats. All other options are given by `options(…)`. Raises `TypeError` for arguments that do not fit the
         function and `SerializationError` for those that cannot be stored.
         """
+        tell_of_text(func)
         return await self.enqueue_call(func, args, kwargs, with_schedule(NO_OPTIONS, eta, interval))
 
     async def enqueue_call(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> str:
@@ -209,6 +211,7 @@ class AsyncEnqueuer:
         self._oq, self._options = oq, options
 
     async def enqueue(self, func: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> str:
+        tell_of_text(func)
         return await self._oq.enqueue_call(func, args, kwargs, self._options)
 
     async def enqueue_name(self, name: str, /, *args: Any, **kwargs: Any) -> str:
@@ -286,6 +289,7 @@ class OmniQ:
         **kwargs: Any,
     ) -> str:
         """See `AsyncOmniQ.enqueue`."""
+        tell_of_text(func)
         return self.enqueue_call(func, args, kwargs, with_schedule(NO_OPTIONS, eta, interval))
 
     def enqueue_call(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> str:
@@ -408,6 +412,7 @@ class Enqueuer:
         self._oq, self._options = oq, options
 
     def enqueue(self, func: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> str:
+        tell_of_text(func)
         return self._oq.enqueue_call(func, args, kwargs, self._options)
 
     def enqueue_name(self, name: str, /, *args: Any, **kwargs: Any) -> str:

@@ -23,6 +23,11 @@ def escape_json(document: str) -> str:
     return document.translate(_json_table())
 
 
+def indented(text: str, by: str = "    ") -> list[str]:
+    """The lines of a text, such as a traceback: none of them begins where the lines around it begin."""
+    return [by + escape(line) for line in text.rstrip("\n").split("\n")]
+
+
 @functools.cache
 def _table(keep: str) -> dict[int, str]:
     codes = (*_CONTROLS, *_DIRECTIONS, *_LINE_ENDS, *_SURROGATES)

@@ -12,7 +12,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from omniq.escapes import escape, escape_json
+from omniq.escapes import escape, escape_json, indented
 
 _FIELDS = {"task_id": "task_id", "queue": "queue", "task_name": "name", "attempt": "attempt", "worker": "worker"}
 
@@ -44,14 +44,10 @@ class PlainFormatter(logging.Formatter):
         task_id = getattr(record, "task_id", None)
         lines = [escape(f"{text} [{task_id}]" if task_id else text)]
         if record.exc_info:
-            lines += _indented(self.formatException(record.exc_info))
+            lines += indented(self.formatException(record.exc_info))
         if record.stack_info:
-            lines += _indented(record.stack_info)
+            lines += indented(record.stack_info)
         return "\n".join(lines)
-
-
-def _indented(text: str) -> list[str]:
-    return ["    " + escape(line) for line in text.rstrip("\n").split("\n")]
 
 
 def set_up_logging(level: str | None) -> None:

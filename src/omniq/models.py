@@ -390,8 +390,8 @@ def check_text(value: str, what: str) -> None:
 
 def check_count(value: int, what: str, least: int = 0, most: int = MAX_COUNT) -> None:
     """Raise for a number that is too small, or too large for some store."""
-    if not least <= value <= most:
-        raise Invalid(f"{what} must be a whole number from {least} to {most}, not {value}")
+    if not isinstance(value, int) or not least <= value <= most:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"{what} must be a whole number from {least} to {most}, not {value!r}")
 
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

@@ -51,7 +51,7 @@ from omniq.policy import after_failure, after_unknown, next_run, parse_backoff
 from omniq.script import MAIN
 from omniq.serialization import Serializer, make_serializer
 from omniq.storage.base import BaseStorage
-from omniq.tasks import NO_OPTIONS, Callee, OptionFields, Options, callee, make_options
+from omniq.tasks import NO_OPTIONS, REGISTRY, Callee, OptionFields, Options, callee, make_options
 from omniq.translate import encode_call, event_of, fingerprint, result_of, task_of
 
 log = logging.getLogger("omniq.queue")
@@ -178,8 +178,8 @@ class AsyncTaskQueue:
         chunk: list[Enqueue] = []
         pending: asyncio.Future[None] | None = None
         try:
-            for row in rows:
-                chunk.append(_make_row(make, row))
+            for place, row in enumerate(rows):
+                chunk.append(_make_row(make, place, row))
                 if len(chunk) == ROWS_PER_TRANSACTION:
                     if pending is not None:
                         await pending
@@ -234,6 +234,7 @@ class AsyncTaskQueue:
 
     async def cancel(self, task_id: str) -> bool:
         """End a waiting task, or ask a running one to end. False for one that has ended or never was."""
+        _must_be_id(task_id)
         for _ in range(3):  # it may move to its dead queue between the look and the call
             record = await self.storage.get(task_id)
             if record is None or record.state.final:
@@ -248,6 +249,7 @@ class AsyncTaskQueue:
 
     async def requeue(self, task_id: str, *, reset_attempts: bool = False) -> None:
         """Bring a FAILED task back. Raises `NotDead` for any other, `TaskNotFound` for an unknown id."""
+        _must_be_id(task_id)
         record = await self.storage.get(task_id)
         if record is None:
             raise TaskNotFound(f"no task {task_id!r} in this store")
@@ -256,6 +258,7 @@ class AsyncTaskQueue:
 
     async def remove(self, task_id: str) -> None:
         """Delete a task that is not running. Raises `NotWaiting` for one that is, `TaskNotFound` for an unknown id."""
+        _must_be_id(task_id)
         record = await self.storage.get(task_id)
         if record is None:
             raise TaskNotFound(f"no task {task_id!r} in this store")
@@ -265,6 +268,7 @@ class AsyncTaskQueue:
     # -- out ---------------------------------------------------------------------------------------
 
     async def get_task(self, task_id: str) -> Task | None:
+        _must_be_id(task_id)
         record = await self.storage.get(task_id)
         return None if record is None else task_of(record, self.serializer)
 
@@ -273,8 +277,9 @@ class AsyncTaskQueue:
 
         Waiting for an unknown id returns None at once.
         """
-        if timeout is not None and timeout < 0:
-            raise Invalid(f"timeout cannot be negative: {timeout}")
+        _must_be_id(task_id)
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"timeout is a number of seconds, zero or more, not {timeout!r}")
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:
@@ -294,6 +299,9 @@ class AsyncTaskQueue:
             await self.storage.wait(tasks=[task_id], timeout=1.0 if left is None else min(left, 1.0), after=seen)
 
     async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50) -> tuple[list[Task], str | None]:
+        if not isinstance(filter, Filter):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"the filter is a Filter such as Filter(statuses=(TaskStatus.FAILED,)), not {filter!r}")
+        check_count(limit, "limit", 1)
         page = await self.storage.find(filter, cursor, limit)
         return [task_of(r, self.serializer) for r in page.tasks], page.cursor
 
@@ -304,6 +312,7 @@ class AsyncTaskQueue:
         return [event_of(row) for row in await self.storage.events(shard, after=after, limit=limit)]
 
     async def history(self, task_id: str) -> list[Event]:
+        _must_be_id(task_id)
         return [event_of(row) for row in await self.storage.events_of(task_id)]
 
     # -- one or several operations -----------------------------------------------------------------
@@ -360,6 +369,7 @@ class Batch:
         **kwargs: Any,
     ) -> str:
         """Add a call; its id. With an idempotency key that is taken, `ids` has the first task's id after the end."""
+        tell_of_text(func)
         options = with_schedule(self._options, eta, interval)
         op = self._queue.template(callee(func), options)(args, kwargs)
         self.operations.append(op)
@@ -367,7 +377,7 @@ class Batch:
 
     def enqueue_many(self, func: Any, rows: Iterable[Row]) -> list[str]:
         make = self._queue.template(callee(func), self._options)
-        made = [_make_row(make, row) for row in rows]
+        made = [_make_row(make, place, row) for place, row in enumerate(rows)]
         self.operations += made
         return [op.id for op in made]
 
@@ -375,6 +385,22 @@ class Batch:
 @functools.lru_cache(maxsize=1024)  # once for each function
 def _warn_of_main(name: str) -> None:
     log.warning("only a worker in this process can run %s: move it into a module that other workers can import", name)
+
+
+def tell_of_text(func: object) -> None:
+    """Warn once of a text that is no path and no task that is known here: it may be what a call of a function returned."""
+    if isinstance(func, str) and ":" not in func and func not in REGISTRY:
+        _warn_of_text(func)
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_of_text(name: str) -> None:
+    log.warning(
+        "no task %r is registered here: only workers that have a task of this name can run it. "
+        "If a function returned this text, enqueue the function: enqueue(f, …) instead of enqueue(f(…)). If the name is "
+        "meant, options(…).enqueue_name(name, …) says so",
+        name,
+    )
 
 
 def with_schedule(options: Options, eta: datetime | timedelta | None, interval: timedelta | float | None) -> Options:
@@ -389,12 +415,23 @@ def with_schedule(options: Options, eta: datetime | timedelta | None, interval: 
     return msgspec.structs.replace(options, **given)
 
 
-def _make_row(make: Template, row: Row) -> Enqueue:
-    if isinstance(row, dict):
-        return make((), row)
-    if isinstance(row, tuple | list):
-        return make(row, {})
-    raise TypeError(f"a row is a tuple of positional or a dict of keyword arguments, not {row!r}; write ({row!r},)")
+def _must_be_id(task_id: object) -> None:
+    """Each store would say something else of it, or nothing."""
+    if not isinstance(task_id, str):
+        raise TypeError(f"the id of a task is the text that enqueue returned, not {task_id!r}")
+
+
+def _make_row(make: Template, place: int, row: Row) -> Enqueue:
+    try:
+        if isinstance(row, dict):
+            return make((), row)
+        if isinstance(row, tuple | list):
+            return make(row, {})
+    except TypeError as exc:  # which is what a value that cannot be stored raises, too
+        raise type(exc)(f"rows[{place}]: {exc}") from exc
+    raise TypeError(
+        f"rows[{place}]: a row is a tuple of positional or a dict of keyword arguments, not {row!r}; write ({row!r},)"
+    )
 
 
 _BODY = ("name", "eta_us", "delay_us", "interval_us", "timeout_us", "max_attempts", "group", "dead_queue")

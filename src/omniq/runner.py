@@ -25,7 +25,7 @@ from omniq.runnable import Runnable
 from omniq.storage.sending import Unsendable
 from omniq.tasks import NotRunnable, Resolver
 from omniq.threads import TaskThreads
-from omniq.translate import PAYLOAD_ONLY, called_name, decode_call
+from omniq.translate import PAYLOAD_ONLY, called_name, decode_call, encode_result
 
 log = logging.getLogger("omniq.worker")
 
@@ -133,7 +133,7 @@ class Runner:
         record = run.record
         try:
             value = await self._call(run)
-            data = self._queue.serializer.encode(value)
+            data = encode_result(value, self._queue.serializer)
             extra = [op for batch in run.context.batches for op in batch.operations]
             transaction = (self._queue.succeeded(record, data, _ran_us(run)), *extra)
             if extra or len(data) > self._queue.storage.capabilities.max_payload:

@@ -82,8 +82,14 @@ class OptionFields(TypedDict, total=False):
 def make_options(values: OptionFields) -> Options:
     unknown = values.keys() - set(Options.__struct_fields__)
     if unknown:
-        raise TypeError(f"unknown option {sorted(unknown)[0]!r}; known: {', '.join(Options.__struct_fields__)}")
+        first, known = sorted(unknown)[0], Options.__struct_fields__
+        raise TypeError(f"unknown option {first!r}; {_meant(first, known) or 'known: ' + ', '.join(known)}")
     return Options(**values)
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 class NotRunnable(OmniQError):
@@ -116,7 +122,7 @@ class TaskFunction(Generic[P, R]):
     def enqueue(self, oq: _AsyncDoor, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[str]: ...
     @overload
     def enqueue(self, oq: _Door, /, *args: P.args, **kwargs: P.kwargs) -> str: ...
-    def enqueue(self, oq: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def enqueue(self, oq: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         """Enqueue a call of this task on `oq`; the id, or an awaitable of it on an `AsyncOmniQ`."""
         if not hasattr(oq, "enqueue_call"):
             raise TypeError(f"{self.name}: give the queue first, enqueue(oq, …), an OmniQ; not {type(oq).__name__}")
@@ -214,7 +220,11 @@ class Callee:
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise TypeError(f"{self.name}: {self._mistyped(kwargs) or exc}") from None
+            raise TypeError(f"{self.name}: {self._mistyped(kwargs) or self._misfit(exc)}") from None
+
+    def _misfit(self, exc: TypeError) -> str:
+        assert self._signature is not None
+        return f"{exc}; it takes {', '.join(map(str, self._signature.parameters.values())) or 'none'}"
 
     def _mistyped(self, kwargs: dict[str, Any]) -> str | None:
         """Names the keyword that the function does not have: Python complains of the argument that is missing instead."""
@@ -228,8 +238,7 @@ class Callee:
             return None
         if unknown in Options.__struct_fields__:
             return f"{unknown!r} is an option of the task, not an argument of its function: give it to options({unknown}=…)"
-        near = difflib.get_close_matches(unknown, names, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names) or 'none'}"
+        hint = _meant(unknown, names) or f"it takes {', '.join(names) or 'none'}"
         return f"got an unexpected keyword argument {unknown!r}; {hint}"
 
 
@@ -272,6 +281,10 @@ def _check_path(name: str) -> None:
     """Refuse a text that no worker will find a function by."""
     if name.startswith(f"{MAIN}:"):
         raise Invalid(f"{name!r}: a worker cannot import {MAIN}; name the module as another program imports it")
+    module, colon, function = name.partition(":")
+    if colon and ("/" in module or module.endswith(".py")):
+        meant = module.removesuffix(".py").strip("./").replace("/", ".")
+        raise Invalid(f"{name!r} names a file: write its module, {meant}:{function}")
     if _NOT_IN_NAMES.search(name):
         shown = name if len(name) <= 60 else name[:60] + "…"
         raise Invalid(

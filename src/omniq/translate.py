@@ -51,6 +51,14 @@ def _encode_each(args: Any, kwargs: dict[str, Any], serializer: Serializer, para
             raise SerializationError(f"argument {name!r}: {exc}") from exc
 
 
+def encode_result(value: Any, serializer: Serializer) -> bytes:
+    """What a task returned. Raises `SerializationError` that says so: whoever reads it may think of the arguments."""
+    try:
+        return serializer.encode(value)
+    except SerializationError as exc:
+        raise SerializationError(f"the result: {exc}") from exc
+
+
 def decode_call(task: Record, serializer: Serializer) -> Call:
     """The arguments a payload stands for: a whole call is spread, any other value is the only argument, absent is none."""
     if task.payload is None:

@@ -102,6 +102,27 @@ def test_what_a_task_says_cannot_steer_the_terminal(sh: Shell) -> None:
     assert "    Traceback (most recent call last):" in logged.splitlines()
 
 
+def test_a_name_with_newlines_makes_no_row_of_its_own(sh: Shell) -> None:
+    """The id, the group and the key of a task are what its client says, and so is the text of its error."""
+    odd = "x\x1b\nstatus      SUCCESS\r\t\u202ey"
+    shown = "x\\x1b\\nstatus      SUCCESS\\r\\t\\u202ey"
+    with sh.queue() as oq:
+        oq.options(max_retries=0, task_id=odd, group=odd, idempotency_key=odd).enqueue("jobs:boom", odd)
+        oq.options(group="other").enqueue("jobs:add", 1)
+    sh.work()
+    for words in (("tasks", "list", "--status", "FAILED"), ("dlq", "list"), ("dlq", "requeue", "--all", "--dry-run")):
+        row = sh.ok(*words).out.splitlines()[1]
+        assert row.startswith(f"{shown}  FAILED"), row
+    assert shown in sh.ok("groups").out
+    lines = sh.ok("tasks", "show", odd).out.splitlines()
+    assert lines[0] == f"jobs:boom  {shown}"
+    assert [line for line in lines if line.startswith("status")] == ["status      FAILED"]
+    assert f"group       {shown}" in lines
+    assert f"last error: RuntimeError: {shown}" in lines
+    after = lines.index("    Traceback (most recent call last):")
+    assert all(line.startswith("    ") for line in lines[after:])
+
+
 def test_json_log_lines_carry_the_traceback_and_say_what_was_said(sh: Shell) -> None:
     said = "red \x1b[31m \u202egnp.exe\nnext"
     id = sh.enqueue("jobs:boom", json.dumps([said]), "--retries", "0")

@@ -63,12 +63,22 @@ def test_an_imported_module_brings_the_options_of_its_tasks_and_checks_arguments
     wrong = sh("enqueue", "send-mail", "[]", "--import", "jobs")
     assert (wrong.code, wrong.out) == (2, "")
     assert "send-mail: missing a required argument: 'to'" in wrong.sentence()
+    by_path = task_of(sh, sh.enqueue("jobs:send_mail", '["ada"]', "--import", "jobs"))
+    assert (by_path.queue, by_path.func_path) == ("mail", "send-mail")
+    for words, told in (
+        (("jobs:add", "[1, 2, 3]"), "jobs:add: too many positional arguments; it takes a, b=0"),
+        (("jobs:ad", "[1]"), "module 'jobs' has no 'ad': check the name 'jobs:ad'"),
+        (("jobs.py:add", "[1]"), "'jobs.py:add' names a file: write its module, jobs:add"),
+    ):
+        wrong = sh("enqueue", *words, "--import", "jobs")
+        assert (wrong.code, wrong.out, wrong.sentence()) == (2, "", told)
 
 
 def test_a_name_that_nobody_imported_is_stored_with_a_note_that_its_options_are_unknown(sh: Shell) -> None:
     done = sh.ok("enqueue", "send-mail", '["ada"]')
     assert "'send-mail' is not registered here" in done.sentence()
     assert "--import MODULE" in done.err
+    assert sh.ok("enqueue", "jobs.add", "[1]").sentence().endswith("; a function of a module is written jobs:add")
     assert (task_of(sh, done.last).queue, task_of(sh, done.last).max_retries) == ("default", 3)
 
 

@@ -129,7 +129,7 @@ def test_a_variable_that_makes_no_sense(sh: Shell) -> None:
         (["enqueue", "jobs:add", "--queue", "a/b"], "queue name 'a/b'"),
         (["enqueue", "jobs:add", "--wait-timeout", "3s"], "--wait-timeout needs --wait"),
         (["enqueue", "jobs:add", "--import", "no_such_module"], "no module 'no_such_module'"),
-        (["tasks", "list", "--status", "SLEEPING"], "SLEEPING"),
+        (["tasks", "list", "--status", "SLEEPING"], "Invalid value for '--status': 'SLEEPING' is not one of"),
         (["tasks", "list", "--limit", "0"], "'--limit'"),
         (["tasks", "list", "--limit", "ten"], "'--limit'"),
         (["tasks", "list", "--since", "last week"], "'last week' is no moment"),

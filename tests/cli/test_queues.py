@@ -1,6 +1,7 @@
 """`omniq queues`, `pause`, `resume`, `groups`."""
 
 import asyncio
+import string
 
 from support.shell import Shell
 
@@ -175,6 +176,24 @@ def test_pages_of_groups_cover_all_queues(each: Shell) -> None:
             break
         after = ["--after", page.err.split()[-1]]
     assert seen == [(queue, f"g{n}") for queue in ("a", "b", "b-2", "c") for n in range(3)]
+
+
+def test_the_cursor_of_a_page_of_groups_is_one_word_whatever_they_are_called(each: Shell) -> None:
+    names = sorted(["a b", "c\x1b]0;x\x07\nd", "e/%2F é", "$(f)", "\u202eg"], key=str.encode)
+    with each.queue() as oq:
+        for name in names:
+            oq.options(group=name).enqueue("jobs:add", 1)
+    seen: list[str] = []
+    after: list[str] = []
+    for _ in names:
+        page = each.ok("groups", "--json", "--limit", "1", *after)
+        seen += [g["group"] for g in page.json()]
+        if page.err:
+            (line,) = page.err.splitlines()
+            after = ["--after", line.split()[-1]]
+            assert line == f"there is more: go on with {' '.join(after)}"
+            assert set(after[1]) <= set(f"{string.ascii_letters}{string.digits}/%_.-~")
+    assert seen == names
 
 
 def test_a_queue_or_group_that_is_not_there(each: Shell) -> None:

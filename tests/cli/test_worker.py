@@ -165,6 +165,9 @@ def test_a_module_that_cannot_be_imported_ends_with_2(sh: Shell, options: list[s
         mistaken = sh("worker", file, *options)
         assert mistaken.code == 2
         assert f"{file!r} names a file: give its module, like {name}" in mistaken.err
+    function = sh("worker", "jobs:add", *options)
+    assert function.code == 2
+    assert "'jobs:add' names a function: give its module, jobs" in function.err
     (sh.folder / "script.py").write_text("raise SystemExit(0)\n")
     script = sh("worker", "script", *options)
     assert script.code == 2

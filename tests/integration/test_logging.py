@@ -11,10 +11,12 @@ from support import jobs
 from support.waiting import eventually
 
 from omniq import AsyncOmniQ, BaseStorage, MemoryStorage, OmniQ, RedisStorage, Settings, SQLiteStorage
+from omniq.client import AsyncClient
 from omniq.contract import AsyncContractClient
 from omniq.logs import PlainFormatter
 from omniq.models import new_token
 from omniq.operations import Reserve
+from omniq.server import ServeOptions, Server
 
 
 def said(caplog: pytest.LogCaptureFixture, task_id: str | None = None) -> list[str]:
@@ -238,6 +240,27 @@ def test_a_consumer_tells_what_it_does(every_storage: BaseStorage, caplog: pytes
     told = [r.getMessage() for r in caplog.records if r.levelname == "INFO" and r.name == "omniq.contract"]
     assert "runs up to 1 jobs of q at once" in told[0]
     assert told[-1].endswith("stopped")
+
+
+def test_a_server_tells_what_its_clients_do(storage: BaseStorage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "omniq")
+
+    async def body() -> None:
+        async with Server(storage, ServeOptions(port=0)) as server, AsyncClient(*server.address) as client:
+            await client.push("support.jobs:add", payload=[1, 2])
+            await client.push("support.jobs:fail", payload=[], retry=0)
+            for _ in range(2):
+                task = await client.fetch()
+                await (client.ack(task) if task.name.endswith("add") else client.nack(task, "ValueError: no luck"))
+
+    asyncio.run(body())
+    assert said(caplog, "1") == [
+        "DEBUG enqueued support.jobs:add",
+        "DEBUG task support.jobs:add is fetched, attempt 1",
+        "DEBUG task 1 succeeded",
+    ]
+    failed = said(caplog, "2")[-1]
+    assert failed.startswith("DEBUG task 2 failed for good: ")
 
 
 def test_what_waited_for_its_time_is_promoted_and_what_did_not_is_not(oq: AsyncOmniQ, caplog: pytest.LogCaptureFixture) -> None:

@@ -324,8 +324,7 @@ def test_send_says_when_there_is_no_server(monkeypatch: pytest.MonkeyPatch, capf
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"PING\n")))
     assert run_send("127.0.0.1", 1, None, False, None, patience_s=0.1) == 1
     assert capfd.readouterr().err == (
-        "omniq: cannot connect to 127.0.0.1:1: Connection refused, and so for 0.1 s: "
-        "does omniq serve run there, on that port?\n"
+        "omniq: cannot connect to 127.0.0.1:1: Connection refused, tried for 0.1 s: does omniq serve run there, on that port?\n"
     )
 
 
@@ -350,7 +349,7 @@ def test_send_does_not_try_again_what_stays_wrong() -> None:
     done = omniq("send", "--host", "no.such.host.invalid", stdin="PING\n")
     assert done.returncode == 1
     assert "cannot connect to no.such.host.invalid:12345" in done.stderr
-    assert "and so for" not in done.stderr
+    assert "tried for" not in done.stderr
     assert time.monotonic() - begun < 30
 
 

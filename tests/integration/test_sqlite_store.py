@@ -260,6 +260,11 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
     assert "folder" in opening(tmp_path)
 
 
+def test_a_pipe_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a pipe or a device" in opening(tmp_path / "pipe")
+
+
 def test_a_place_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = opening(tmp_path / "file" / "sub" / "q.db")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.redis_server import Server, running
+from support.redis_server import Server, free_port, running
+from support.terminal import Terminal
 
 WINDOWS = Path(__file__).parents[1] / "support" / "windows.py"
 
@@ -54,10 +55,10 @@ with ContractClient.from_url(sys.argv[1]) as client:
 """
 
 
-def on_windows(folder: Path, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def on_windows(folder: Path, *words: str, input: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(WINDOWS), *words]
     told = os.environ | environment
-    return subprocess.run(command, cwd=folder, env=told, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(command, cwd=folder, env=told, input=input, capture_output=True, text=True, timeout=90, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,54 @@ def test_commands_work_on_redis(tmp_path: Path, redis: Server) -> None:
     for command in (("result", stored.stdout.strip()), ("queues",), ("tasks", "list"), ("doctor",)):
         done = on_windows(tmp_path, "-m", "omniq", *command, *store)
         assert done.returncode == 0, done.stderr
+
+
+ON_TCP = """
+import sys
+
+from omniq.client import Client
+
+with Client("127.0.0.1", int(sys.argv[1])) as client:
+    print(client.push("jobs:add", payload=[1, 2]))
+"""
+
+
+def test_the_server_serves_redis_and_its_clients_reach_it(tmp_path: Path, redis: Server) -> None:
+    (tmp_path / "program.py").write_text(ON_TCP)
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o600)
+    port = str(free_port())
+    words = ("serve", "--store", f"redis://127.0.0.1:{redis.port}/2", "--port", port)
+    server = subprocess.Popen([sys.executable, str(WINDOWS), "-m", "omniq", *words], cwd=tmp_path)
+    try:
+        token = ("--token-file", "token")
+        sent = on_windows(tmp_path, "-m", "omniq", "send", "--port", port, *token, input='PUSH {"name": "jobs:add"}\n')
+        assert (sent.stdout, sent.stderr) == ('OK {"id":1}\n', "")
+        assert on_windows(tmp_path, "program.py", port).stdout == "2\n"
+    finally:
+        server.terminate()
+        assert server.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("worker", "os", "--processes", "2"), "need Linux or macOS: start omniq worker as often as you need it"),
+        (("worker", "os", "--max-tasks", "2"), "need Linux or macOS"),
+    ],
+)
+def test_what_needs_unix_says_so(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    done = on_windows(tmp_path, "-m", "omniq", *words)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert says in line
+
+
+def test_top_says_that_it_needs_unix(tmp_path: Path) -> None:
+    command = [sys.executable, str(WINDOWS), "-m", "omniq", "top"]
+    with Terminal(command, tmp_path, os.environ) as terminal:
+        assert terminal.ended() == 2
+        assert "omniq top needs Linux or macOS; everywhere there is omniq queues" in terminal.screen()
 
 
 @pytest.mark.parametrize("url", ["sqlite:///queue.db", "file:queue"])

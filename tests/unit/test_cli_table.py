@@ -1,12 +1,17 @@
 """Tables in narrow terminals: names are cut, numbers stay."""
 
 import io
+from collections import Counter
 
 import pytest
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 
 from omniq.cli.queues import COLUMNS as QUEUES
+from omniq.cli.rates import Rates
+from omniq.cli.screen import draw
 from omniq.cli.table import Fitted
+from omniq.cli.watching import View
+from omniq.operations import QueueCounts
 
 NAME = "a-queue-whose-name-has-fifty-seven-characters-in-it-xxxxx"
 COUNTS = (120_417, 31, 8, 4, 504, 2_918_333, 17, 2)
@@ -78,3 +83,40 @@ def test_words_take_the_room_there_is_where_asked() -> None:
     table.add("a", 1, "b")
     assert table.width(61) == 61
     assert shown(table, 61)[1].split() == ["a", "1", "b"]
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [
+        (100, set[str]()),
+        (80, set[str]()),
+        (60, {"BLOCK", "SCHED", "LEASED"}),
+        (44, {"BLOCK", "SCHED", "LEASED", "DONE", "OUT/S", "IN/S"}),
+    ],
+)
+def test_top_leaves_out_columns_and_never_half_a_number(width: int, left_out: set[str]) -> None:
+    now = 1_800_000_000_000_000
+    full = QueueCounts(
+        queue=NAME,
+        ready=120_417,
+        scheduled=31,
+        blocked=8,
+        running=504,
+        done=91_833,
+        dead=17,
+        oldest_ready_us=now - 7_500_000_000,
+    )
+    rates = Rates(span_s=10.0, came=Counter({NAME: 125}), ended=Counter({NAME: 10_340}))
+    view = View(url="sqlite:///q.db", now_us=now, queues=[full, QueueCounts(queue="mail", paused=True)], rates=rates)
+    console = Console(file=io.StringIO(), width=width, height=24, highlight=False)
+    console.print(draw(view, ConsoleDimensions(width, 24)))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    titles, first, second = (line.strip("│ ").split() for line in lines[2:5])
+    cells = {"READY": "120417", "SCHED": "31", "BLOCK": "8", "RUN": "0", "LEASED": "504", "DONE": "91833", "FAIL": "17"}
+    cells |= {"IN/S": "12.5", "OUT/S": "1034.0", "OLDEST": "2h05m"}
+    kept = [title for title in cells if title not in left_out]
+    assert titles == ["QUEUE", *kept]
+    assert first[1:] == [cells[title] for title in kept]
+    assert len(first[0]) >= 8
+    assert second[-1] == "paused"

@@ -21,9 +21,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from omniq.cli.exits import DONE, USAGE, say
-from omniq.cli.output import clean
 from omniq.cli.stores import opened, run
 from omniq.errors import Invalid, Refused
+from omniq.escapes import escape
 from omniq.models import new_id
 from omniq.tasks import Options, callee
 
@@ -244,7 +244,7 @@ class Bulk:
 
 def _tell(text: str) -> None:
     with suppress(OSError):  # who stops listening does not mean the other lines
-        print(clean(text), file=sys.stderr)
+        print(escape(text), file=sys.stderr)
 
 
 async def _whole(step: Coroutine[Any, Any, None]) -> None:

@@ -14,7 +14,7 @@ from omniq.cli.values import json_array, json_object, moment_or_delay, seconds
 from omniq.errors import Invalid
 
 if TYPE_CHECKING:
-    from omniq.core import AsyncOmniQ
+    from omniq.core import AsyncOmniQ, Func
     from omniq.models import TaskResult
     from omniq.tasks import Options
 
@@ -74,7 +74,7 @@ def enqueue_command(
 
     Example: omniq enqueue --from tasks.jsonl --queue import
     """
-    from omniq.cli.modules import import_modules
+    from omniq.cli.modules import function_of, import_modules
 
     waits = wait_seconds(wait, wait_timeout)
     import_modules(imports or ())
@@ -90,12 +90,13 @@ def enqueue_command(
         raise Invalid("name the task: module:function or a registered name, or give a file with --from")
     if skip:
         raise Invalid("--skip needs --from")
+    target = function_of(func, imports or ())
     positional = [] if args is None else json_array(args)
     named = {} if kwargs is None else json_object(kwargs)
 
     async def work() -> TaskResult | None:
         async with opened(store, create=True) as oq:
-            id = await _store(oq, func, positional, named, options)
+            id = await _store(oq, target, positional, named, options)
             try:
                 result = await ended_or_not(oq, id, wait=True, timeout=waits) if wait else None
                 if result is not None and result.ok:
@@ -115,8 +116,13 @@ def _tell_of_unknown(name: str | None) -> None:
     if name is not None and ":" not in name and name not in REGISTRY:
         say(
             f"{name!r} is not registered here: arguments are not checked, and options of the task itself do not hold; "
-            "name its module with --import MODULE for both"
+            f"name its module with --import MODULE for both{_with_colon(name)}"
         )
+
+
+def _with_colon(name: str) -> str:
+    module, dot, function = name.rpartition(".")
+    return f"; a function of a module is written {module}:{function}" if dot and module and function else ""
 
 
 def _options(
@@ -140,7 +146,7 @@ def _options(
     return Options(**{name: value for name, value in given.items() if value is not None})
 
 
-async def _store(oq: AsyncOmniQ, func: str, args: list[Any], kwargs: dict[str, Any], options: Options) -> str:
+async def _store(oq: AsyncOmniQ, func: Func, args: list[Any], kwargs: dict[str, Any], options: Options) -> str:
     try:
         return await oq.enqueue_call(func, tuple(args), kwargs, options)
     except TypeError as exc:  # arguments that do not fit the function

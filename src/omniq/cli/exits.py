@@ -83,7 +83,7 @@ def _usage_error(exc: Any) -> int:
         print(message, file=sys.stderr)
         return USAGE
     path = context.command_path if context is not None else "omniq"
-    say(f"{message.rstrip('.')} (see {path} --help)")
+    say(f"{message.replace(': Value error, ', ': ').rstrip('.')} (see {path} --help)")
     return exc.exit_code
 
 

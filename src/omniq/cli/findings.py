@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from omniq.cli.exits import FAILED
-from omniq.cli.output import clean, print_json, print_line
+from omniq.cli.output import print_json, print_line
 
 
 class Finding(msgspec.Struct, kw_only=True):
@@ -48,9 +48,9 @@ def report(findings: Iterable[Finding], json: bool, fail_on: FailOn = FailOn.WRO
         found.append(finding)
         if json:
             continue
-        print_line(f"{finding.status:<9}{finding.check:<12}{clean(finding.message)}")
+        print_line(f"{finding.status:<9}{finding.check:<12}{finding.message}")
         if finding.remedy:
-            print_line(f"{'':<21}{clean(finding.remedy)}")
+            print_line(f"{'':<21}{finding.remedy}")
     if json:
         print_json(found)
     if any(finding.status in _FAILING[fail_on] for finding in found):

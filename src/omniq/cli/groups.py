@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote, unquote
 
 import typer
 
@@ -53,7 +54,11 @@ def groups_command(
 
 
 async def _page(oq: AsyncOmniQ, queue: str | None, limit: int, after: str | None) -> tuple[list[GroupInfo], str | None]:
-    """Groups by queue and name. The cursor is `queue/` and the store's own within it, or nothing after its last."""
+    """Groups by queue and name.
+
+    The cursor is `queue/` and the store's own within it, or nothing after its last. The names of groups may have anything in
+    them, so it is percent-encoded: it goes to a terminal and back into a shell.
+    """
     first, slash, cursor = (after or "").partition("/")
     if after is not None and not slash:
         raise Invalid(f"--after {after!r} is not a cursor that this command named")
@@ -62,11 +67,11 @@ async def _page(oq: AsyncOmniQ, queue: str | None, limit: int, after: str | None
     for name in names:
         if name < first or (name == first and slash and not cursor):
             continue
-        within = cursor if name == first and cursor else None
+        within = unquote(cursor) if name == first and cursor else None
         page, within = await oq.groups(name, cursor=within, limit=limit - len(found))
         found += page
         if within is not None:
-            return found, f"{name}/{within}"
+            return found, f"{name}/{quote(within)}"
         if len(found) == limit:
             return found, None if name == names[-1] else f"{name}/"
     return found, None

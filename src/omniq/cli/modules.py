@@ -6,8 +6,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
-from omniq.errors import ConfigError
+from omniq.errors import ConfigError, Invalid
+
+if TYPE_CHECKING:
+    from omniq.core import Func
 
 
 def import_modules(modules: Sequence[str]) -> None:
@@ -28,7 +32,30 @@ def import_modules(modules: Sequence[str]) -> None:
             raise ConfigError(f"module {module!r} cannot be imported: {type(exc).__name__}: {exc}") from exc
 
 
+def function_of(name: str, modules: Sequence[str]) -> Func:
+    """What a name means, if its module was imported for it, so that its arguments can be checked; else the name."""
+    from omniq.tasks import REGISTRY, TaskFunction, func_path
+
+    module, _, path = name.partition(":")
+    if name in REGISTRY or module not in modules:
+        return name
+    found: Any = sys.modules[module]
+    try:
+        for part in path.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise Invalid(f"module {module!r} has no {path!r}: check the name {name!r}") from None
+    try:
+        known = isinstance(found, TaskFunction) or func_path(found) == name
+    except Invalid:  # it has another path, if any; a worker may find it by this one
+        known = False
+    return cast("Func", found) if known else name
+
+
 def _refuse_file(module: str) -> None:
+    name, colon, _ = module.partition(":")
+    if colon:
+        raise ConfigError(f"{module!r} names a function: give its module, {name}")
     bare = module.removesuffix(".py")
     if "/" in module or (bare != module and not os.path.isdir(bare)):
         name = bare.strip("./").replace("/", ".")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from omniq.escapes import escape, escape_json
+from omniq.escapes import escape, escape_json, indented
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many to show.")]
@@ -18,14 +18,9 @@ AfterOption = Annotated[
 ]
 
 
-def clean(text: str) -> str:
-    """What a terminal would obey instead of show is written out, except newlines and tabs."""
-    return escape(text, keep="\n\t")
-
-
 def one_line(text: str, width: int = 80) -> str:
     """The first words of a text, on one line."""
-    joined = " ".join(clean(text).split())
+    joined = " ".join(escape(text, keep="\n\t").split())
     return joined if len(joined) <= width else joined[: width - 1] + "…"
 
 
@@ -44,7 +39,13 @@ def compact_json(value: Any) -> str:
 
 
 def print_line(text: str = "") -> None:
-    sys.stdout.write(clean(text) + "\n")
+    """One line, whatever the names in it contain."""
+    sys.stdout.write(escape(text) + "\n")
+
+
+def print_indented(text: str) -> None:
+    """Text of several lines, such as a traceback."""
+    sys.stdout.write("".join(line + "\n" for line in indented(text)))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, fold: bool = False) -> None:

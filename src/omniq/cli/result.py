@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omniq.cli.exits import NOT_ENDED, TASK_FAILED, say
-from omniq.cli.output import JsonOption, clean, compact_json, print_json, print_line
+from omniq.cli.output import JsonOption, compact_json, print_json, print_line
 from omniq.cli.stores import StoreOption, opened, run
 from omniq.cli.values import seconds
 from omniq.errors import Invalid, TaskNotFound
@@ -73,7 +73,7 @@ def tell(result: TaskResult) -> int:
     if result.ok:
         return 0
     if result.status.value in ("FAILED", "CANCELLED"):
-        reason = "" if result.error is None else f": {clean(str(result.error))}"
+        reason = "" if result.error is None else f": {result.error}"
         say(f"task {result.task_id} {'was CANCELLED' if result.status.value == 'CANCELLED' else 'FAILED'}{reason}")
         return TASK_FAILED
     say(f"task {result.task_id} has not ended: it is {result.status.value}")

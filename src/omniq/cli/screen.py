@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WIDE = 110  # columns from which running tasks show everything
 VERY_WIDE = 160  # and from which workers and failures stand side by side
 FRAME = 3  # lines of a panel besides its rows: two borders and the titles
+BORDERS = 4  # columns of a panel besides its table
 BAR = 10
 SILENT_US = 30_000_000
 
@@ -38,7 +39,7 @@ def draw(view: View, size: ConsoleDimensions) -> RenderableType:
     layout, below = Layout(), Layout()
     layout.split_column(
         Layout(_head(view), size=1),
-        Layout(_queues(view, queues - FRAME), size=queues),
+        Layout(_queues(view, queues - FRAME, size.width), size=queues),
         Layout(_running(view, running - FRAME, wide), size=running),
         below,
     )
@@ -75,15 +76,28 @@ def _busy(view: View, c: QueueCounts) -> int | None:
     return busy_in(c, view.workers, view.now_us)
 
 
+# Left out of a terminal too narrow for all, in this order: what somebody must act on stays.
+LESS_TELLING = (">BLOCK", ">SCHED", ">LEASED", ">DONE", ">OUT/S", ">IN/S")
 QUEUES = ("QUEUE", ">READY", ">SCHED", ">BLOCK", ">RUN", ">LEASED", ">DONE", ">FAIL", ">IN/S", ">OUT/S", ">OLDEST", "=")
 
 
-def _queues(view: View, room: int) -> Panel:
-    table = _table(*QUEUES)
+def _queues(view: View, room: int, width: int) -> Panel:
     busiest = sorted(view.queues, key=lambda c: (-(c.ready + c.running), c.queue))
-    for c in busiest[: max(room, 1)]:
-        table.add(*_queue_cells(view, c), style="yellow" if c.paused else "")
+    rows = [(c, _queue_cells(view, c)) for c in busiest[: max(room, 1)]]
+    table = _queue_table(rows, QUEUES)
+    for number in range(1, len(LESS_TELLING) + 1):
+        if table.readable_from() <= width - BORDERS:
+            break
+        table = _queue_table(rows, [column for column in QUEUES if column not in LESS_TELLING[:number]])
     return _panel("queues", table, len(view.queues))
+
+
+def _queue_table(rows: Sequence[tuple[QueueCounts, Sequence[object]]], columns: Sequence[str]) -> Fitted:
+    table = _table(*columns)
+    for c, cells in rows:
+        shown = [cell for column, cell in zip(QUEUES, cells, strict=True) if column in columns]
+        table.add(*shown, style="yellow" if c.paused else "")
+    return table
 
 
 def _queue_cells(view: View, c: QueueCounts) -> Sequence[object]:

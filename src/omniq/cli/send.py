@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import BinaryIO
 
-from omniq.cli.serve import read_token
+from omniq.cli.token_file import read_token
 from omniq.client.wire import command, connect, tls_context
 from omniq.errors import ConfigError, ConnectionLost
 
@@ -49,7 +49,7 @@ def _connected(host: str, port: int, context: ssl.SSLContext | None, patience_s:
                 raise
             if time.monotonic() + pause >= deadline:
                 advice = "does omniq serve run there, on that port?"
-                raise ConnectionLost(f"{exc}, and so for {patience_s:g} s: {advice}") from exc
+                raise ConnectionLost(f"{exc}, tried for {patience_s:g} s: {advice}") from exc
         time.sleep(pause)
         pause = min(pause * 2, LONGEST_PAUSE_S)
 

@@ -7,17 +7,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from omniq.cli.exits import say
+from omniq.cli.token_file import read_token
 from omniq.config import Settings, load_settings
 from omniq.durations import format_duration
-from omniq.errors import ConfigError
 from omniq.logs import set_up_logging
 from omniq.server import ServeOptions, Server
 from omniq.server.options import make_options
-from omniq.server.secret_files import readable_by_others
 from omniq.signals import listen
 from omniq.storage.base import BaseStorage
 from omniq.storage.url import mask
@@ -34,20 +31,6 @@ def run_server(store: str | None, token_file: str | None, **given: Any) -> int:
     storage = BaseStorage.from_url(url, events=settings.events)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(storage, options, settings, mask(url)))
-
-
-def read_token(path: str) -> str:
-    """The first line of a file, without blanks around it. Warns when other users can read it, too."""
-    try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"the token file {path} cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
-    if warning := readable_by_others(path, "token file"):
-        say(f"warning: {warning}")
-    token = text.strip().partition("\n")[0].strip()
-    if not token:
-        raise ConfigError(f"the token file {path} is empty: put a secret of some length into it")
-    return token
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -20,7 +20,7 @@ from omniq.cli.exits import DONE, USAGE
 from omniq.cli.live import LiveLine, show_cursor
 from omniq.cli.stores import settings_and_url
 from omniq.cli.working import Plan, Report, catch_signals
-from omniq.errors import ConfigError
+from omniq.errors import ConfigError, Invalid
 from omniq.logs import set_up_logging
 
 log = logging.getLogger("omniq.cli")
@@ -32,6 +32,9 @@ _decode = msgspec.json.Decoder(Report).decode
 
 
 def supervise(plan: Plan, processes: int, reload: bool) -> int:
+    if not hasattr(signal, "SIGKILL"):  # Windows
+        options = "--processes, --reload, --max-tasks and --max-memory"
+        raise Invalid(f"{options} need Linux or macOS: start omniq worker as often as you need it")
     settings, _ = settings_and_url(plan.store)
     set_up_logging(settings.log_level)
     if reload:

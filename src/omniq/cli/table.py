@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from omniq.cli.output import clean
+from omniq.escapes import escape
 
 NARROW, NARROWEST = 8, 3  # what a name is cut to before ids and states are cut too, and what is left of it at the least
 FOLDED = 24  # what a column that goes on in the next line is narrowed to before anything is cut
@@ -32,13 +32,19 @@ class Fitted:
 
     def add(self, *cells: object, style: str = "") -> None:
         """A row; None is shown as a dash."""
-        made = [cell if isinstance(cell, Text) else Text(clean("–" if cell is None else str(cell))) for cell in cells]
+        made = [cell if isinstance(cell, Text) else Text(escape("–" if cell is None else str(cell))) for cell in cells]
         self._rows.append((made, style))
 
     def width(self, room: int) -> int:
         """How wide it will be: more than the room only where numbers would have to be cut."""
         widths, gap = self._layout(room)
         return sum(widths) + gap * (len(widths) - 1)
+
+    def readable_from(self) -> int:
+        """The width from which nothing but names is cut, and of those enough stays to know them by."""
+        widths = self._widths()
+        cut = [min(width, NARROW) if self._is_word(n) else width for n, width in enumerate(widths)]
+        return sum(cut) + len(cut) - 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         widths, gap = self._layout(options.max_width)
@@ -58,11 +64,9 @@ class Fitted:
 
     def _layout(self, room: int) -> tuple[list[int], int]:
         """The width of each column, and how many blanks stand between two."""
-        widths = [cell_len(_name(column)) for column in self._columns]
-        for cells, _ in self._rows:
-            widths = [max(width, cell_len(cell.plain)) for width, cell in zip(widths, cells, strict=True)]
+        widths = self._widths()
         places = range(len(widths))
-        words = [n for n in places if not self._columns[n].startswith((">", "="))]
+        words = [n for n in places if self._is_word(n)]
         states = [n for n in places if self._columns[n].startswith("=")]
         cut = sum(min(widths[n], NARROW) if n in words else widths[n] for n in places)
         gap = 2 if cut + 2 * places[-1] <= room else 1
@@ -78,6 +82,15 @@ class Fitted:
         if self._expand:
             _widen(widths, words, room - sum(widths))
         return widths, gap
+
+    def _widths(self) -> list[int]:
+        widths = [cell_len(_name(column)) for column in self._columns]
+        for cells, _ in self._rows:
+            widths = [max(width, cell_len(cell.plain)) for width, cell in zip(widths, cells, strict=True)]
+        return widths
+
+    def _is_word(self, place: int) -> bool:
+        return not self._columns[place].startswith((">", "="))
 
 
 def _name(column: str) -> str:

@@ -10,9 +10,9 @@ from omniq.cli.output import (
     AfterOption,
     JsonOption,
     LimitOption,
-    clean,
     compact_json,
     count,
+    print_indented,
     print_json,
     print_line,
     print_table,
@@ -191,7 +191,8 @@ def _show(task: Task, result: TaskResult | None, events: list[Event]) -> None:
     for label, value in _facts(task, result):
         print_line(f"{label:<12}{value}")
     if events:
-        print_line("\ntimeline")
+        print_line()
+        print_line("timeline")
         first = events[0].ts
         print_table(
             ["=WHEN", ">AFTER", "=EVENT", ">ATTEMPT", "WORKER", "WHAT"],
@@ -202,9 +203,10 @@ def _show(task: Task, result: TaskResult | None, events: list[Event]) -> None:
             fold=True,
         )
     if task.last_error is not None:
-        print_line(f"\nlast error: {task.last_error}")
+        print_line()
+        print_line(f"last error: {task.last_error}")
         if task.last_error.traceback:
-            print_line(clean(task.last_error.traceback.rstrip()))
+            print_indented(task.last_error.traceback)
 
 
 def _facts(task: Task, result: TaskResult | None) -> list[tuple[str, object]]:

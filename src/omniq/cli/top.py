@@ -19,7 +19,7 @@ def top_command(
     """Watch the store live, on the whole screen; q quits.
 
     Queues with their rates, leased tasks with age and progress, workers, failures. If the store goes away, the screen says
-    so and goes on when it is back.
+    so and goes on when it is back. A narrow terminal shows fewer columns, first of all without those that matter least.
 
     Example: omniq top --every 2s
     """
@@ -28,6 +28,9 @@ def top_command(
         raise Invalid(f"--every {every}: look every 100ms at the soonest")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Invalid("omniq top needs a terminal; for programs there is omniq queues --json")
-    from omniq.cli.watching import watch
+    try:
+        from omniq.cli.watching import watch
+    except ImportError as exc:  # Windows: its terminals are others
+        raise Invalid("omniq top needs Linux or macOS; everywhere there is omniq queues") from exc
 
     run(lambda: watch(store, pause))

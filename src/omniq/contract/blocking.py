@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, Unpack, cast
 
 from omniq.contract.client import AckFailResult, AsyncContractClient
 from omniq.contract.consumer import Consumer
-from omniq.contract.handlers import Abandoned, Handler, InCaller, InThreads
+from omniq.contract.handlers import Abandoned, Handler, InCaller, InThreads, must_take_a_job
 from omniq.contract.signals import Decision, caught
 from omniq.contract.words import (
     BACKOFF_MS,
@@ -250,6 +250,7 @@ class ContractClient:
 
         One job at a time runs in this thread, several run in threads. Signals reach a consumer in the main thread only.
         """
+        must_take_a_job(handler)
         if Runnable(handler).is_async or inspect.iscoroutinefunction(handler):
             raise TypeError("an async handler needs an AsyncContractClient")
         if self._closed:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, Unpack, cast
 import msgspec
 
 from omniq.contract.consumer import Consumer
-from omniq.contract.handlers import Handler, OnLoop
+from omniq.contract.handlers import Handler, OnLoop, must_take_a_job
 from omniq.contract.signals import Decision, caught_on_loop
 from omniq.contract.words import (
     BACKOFF_MS,
@@ -74,7 +74,7 @@ from omniq.operations import (
 )
 from omniq.policy import after_failure
 from omniq.queue import tell_enqueued
-from omniq.storage.base import BaseStorage, Result
+from omniq.storage.base import BaseStorage, Result, must_be_storage
 from omniq.storage.sending import Repeats
 
 log = logging.getLogger("omniq.contract")
@@ -95,6 +95,7 @@ class AsyncContractClient:
     ulid = staticmethod(ulid)
 
     def __init__(self, storage: BaseStorage) -> None:
+        must_be_storage(storage)
         self.storage = storage
 
     @classmethod
@@ -346,6 +347,7 @@ class AsyncContractClient:
         `drain` the first SIGINT, let running jobs end; a second SIGINT, without `drain` the first, and cancelling this
         call hand them back, which spends no attempt. `failed_ttl_ms` deletes jobs of this store that failed so long ago.
         """
+        must_take_a_job(handler)
         handlers = OnLoop(handler)
         consumer = Consumer(
             self.storage,

@@ -25,6 +25,20 @@ class Handlers(Protocol):
     async def run(self, context: JobContext) -> None: ...
 
 
+def must_take_a_job(handler: object) -> None:
+    """Raise `TypeError` for what would fail every job of the queue."""
+    if not callable(handler):
+        raise TypeError(f"a handler is a function that takes the job, not {handler!r}")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # some built-ins have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError as exc:
+        raise TypeError(f"a handler takes one argument, the job; {handler!r} takes {signature}: {exc}") from None
+
+
 class InThreads:
     """A plain handler, one thread per running job."""
 

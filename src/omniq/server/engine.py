@@ -13,6 +13,7 @@ from omniq.models import Record, new_token
 from omniq.operations import Operation, Release, Reserve, Reserved
 from omniq.server.jobs import GiveBack, Job, is_number
 from omniq.server.numbers import Numbers
+from omniq.server.telling import tell
 from omniq.server.waiting import Line, Lines, Waiter
 from omniq.storage.base import BaseStorage, Result
 from omniq.storage.sending import Repeats, Sending, Unsendable
@@ -183,9 +184,12 @@ class Engine:
         sending, repeats = Sending(transactions), Repeats(transactions, pauses_s=UNKNOWN_PAUSES_S, advice=UNKNOWN)
         while True:
             try:
-                return await sending.send(self.storage)
+                results = await sending.send(self.storage)
             except StoreError as exc:
                 pause = repeats.after(exc)
+            else:
+                tell(transactions, results)
+                return results
             await asyncio.sleep(pause)
 
     def _tell_failure(self, jobs: list[Job], lines: list[Line], exc: Exception) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import resource
 import socket
 import ssl
 import time
@@ -21,12 +20,12 @@ from omniq.heartbeat import TELL_S
 from omniq.models import new_id
 from omniq.operations import Beat, Extended, Retention, WorkerInfo
 from omniq.policy import SERVER_PREFIX
+from omniq.secret_files import readable_by_others
 from omniq.server import protocol
 from omniq.server.engine import LEASE_US, Engine
 from omniq.server.lines import Lines
 from omniq.server.metrics import Tally, start_metrics
 from omniq.server.options import ServeOptions
-from omniq.server.secret_files import readable_by_others
 from omniq.server.session import Session, extend_of
 from omniq.storage.base import BaseStorage
 from omniq.storage.sending import Sending, Unsendable
@@ -336,6 +335,10 @@ def _refusals(host: str, port: int, option: str) -> Generator[None, None, None]:
 
 def raise_file_limit() -> None:
     """Each connection is an open file: allow as many as the system lets this process have."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

@@ -71,7 +71,7 @@ from omniq.storage.cursors import SCAN_LIMIT
 from omniq.storage.scanning import Range, ranges_of, scan_range
 from omniq.storage.sending import Repeats, Sending
 from omniq.storage.tables import Columns, Condition
-from omniq.storage.url import open_url
+from omniq.storage.url import mask, open_url
 from omniq.storage.waiting import Waiters
 from omniq.translate import enqueue_of, result_of, task_of
 
@@ -515,6 +515,13 @@ class BaseStorage(abc.ABC):
         if queue is None:
             raise TaskNotFound(f"no task {id!r} in this store")
         return queue
+
+
+def must_be_storage(storage: object) -> None:
+    """Raise `TypeError` for a URL or a class in the place of a storage, before it fails somewhere inside."""
+    if not isinstance(storage, BaseStorage):
+        shown = mask(repr(storage))
+        raise TypeError(f"give a storage, such as SQLiteStorage('omniq.db'), not {shown}; a URL is for from_url(…)")
 
 
 def _tell_loss(task: Record, end: Operation) -> None:

@@ -6,8 +6,10 @@ those of connections that are in use.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
+import stat
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -34,13 +36,18 @@ class _Head(msgspec.Struct, frozen=True):
 def refuse_foreign(path: str) -> None:
     """Raise `StoreForeign` for a database of another program. A file that is not there, or empty, is fine."""
     try:
-        if not os.stat(path).st_size:
+        there = os.stat(path)
+        if not stat.S_ISREG(there.st_mode):  # a pipe would keep us waiting for ever
+            raise StoreUnavailable(f"{path} is a pipe or a device: give the path of a database file")
+        if not there.st_size:
             return
+        if not os.access(path, os.R_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         head = _in_log(Path(f"{path}-wal")) or _in_file(path)
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise StoreUnavailable(f"{path}: {exc.strerror}") from exc
+        raise StoreUnavailable(f"{path}: {exc.strerror}: see who may read and write it") from exc
     if head is None or head.application == APPLICATION_ID:
         return
     if head.application or head.version or not head.is_empty:
@@ -67,7 +74,7 @@ def _in_file(path: str) -> _Head | None:
     except sqlite3.Error as exc:
         if exc.sqlite_errorname == "SQLITE_NOTADB":
             raise StoreUnavailable(f"{path}: file is not a database: give omniq a file of its own") from exc
-        return None  # damaged, or not to be read: opening it says more
+        return None  # damaged: opening it says more
 
 
 def _in_log(log: Path) -> _Head | None:
