@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from omniq.spark import Lake
+
 # The history that tests share: how many days from which on, and what a function of it is called.
 FIRST, DAYS = date(2026, 1, 5), 3
 EVIL = "shop</code><script>alert(1)</script>$x^2$"
@@ -102,3 +104,15 @@ def _error(text: str) -> dict[str, str]:
 def second(moment: datetime | None) -> float | None:
     """A moment that Spark gave, as seconds after the log's start."""
     return None if moment is None else (moment.astimezone(UTC) - START).total_seconds()
+
+
+def rows(lake: "Lake", name: str) -> list[str]:
+    """What a table holds, as DuckDB reads it, without what depends on the order of additions."""
+    import duckdb
+
+    from omniq.spark.lake.tables import TABLES
+
+    told = {"double": "round({}, 3)", "timestamp": "epoch_us({})"}
+    kinds = {c.name: c.type for c in TABLES[name].columns if "sketch" not in c.name and "_p" not in c.name}
+    chosen = [told.get(kind, "{}").format(n) for n, kind in kinds.items()]
+    return sorted(map(str, duckdb.sql(f"select {', '.join(chosen)} from read_parquet({lake.files(name)!r})").fetchall()))
