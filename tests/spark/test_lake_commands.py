@@ -68,6 +68,7 @@ def test_a_lake_is_taken_in_built_checked_and_asked(room: Path) -> None:
     assert told("build", "--lake", lake, "--tables", "func_hour,failure_day")["rows"]["tasks"] == 10
     assert asked("build", "--lake", lake, "--tables", "func_hour,failure_day").stdout == "nothing has changed\n"
     assert all(result["ok"] for result in told("check", "--lake", lake))
+    assert asked("repair", "--lake", lake).stdout == "nothing to repair\n"
     query = "SELECT status, count(*) AS n FROM tasks GROUP BY status ORDER BY status"
     assert told("query", "--lake", lake, query) == [
         {"status": "CANCELLED", "n": 1},
@@ -114,6 +115,7 @@ def test_a_check_that_fails_ends_with_1(room: Path, tmp_path: Path) -> None:
     [
         (("query", "--lake", "nowhere", "select 1"), "omniq lake init"),
         (("build", "--lake", "nowhere"), "omniq lake init"),
+        (("repair", "--lake", "nowhere"), "omniq lake init"),
         (("ingest", "--lake", "{lake}", "--store", "sqlite:////no/such/store.db"), "no/such/store.db"),
         (("query", "--lake", "{lake}", "select nope from tasks"), "nope"),
         (("query", "--lake", "{lake}", "select"), "yntax"),

@@ -1,5 +1,6 @@
 """A lake is the same in every time zone, of the session and of the process; one that was made otherwise can be repaired."""
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lake_rows import Log, rows
+from lake_rows import Log, filed_by, rows
 from pandas.testing import assert_frame_equal
+from typer.testing import CliRunner
 
 from omniq import OmniQ, SQLiteStorage
+from omniq.cli.app import app
 from omniq.errors import CheckFailed, Invalid
 from omniq.spark import Lake, build, check, expire, ingest, repair
 from omniq.spark.lake import clock, models, repairing
@@ -225,23 +228,6 @@ def test_answers_are_in_utc_also_in_the_hour_that_the_clocks_repeat(spark: "Spar
 # -- repair --------------------------------------------------------------------------------------------
 
 
-def filed_by(spark: "SparkSession", lake: Lake, *zones: str) -> None:
-    """Events as releases before filed them that asked the session for the day: each batch in the next zone."""
-    from pyspark.sql import functions as F
-
-    parts: dict[str, Part] = {}
-    events = lake.table(spark, "events")
-    for n, zone in enumerate(zones):
-        with settings(spark, {**PARQUET, ZONE: zone}):
-            batch = events.where(F.col("seq") % len(zones) == n).withColumn("task_date", F.to_date("enqueued_at"))
-            for day, files in write_days(lake, batch, "bronze/events", "task_date", f"_batch=old-{n}").items():
-                parts.setdefault(day, Part(stamp="old")).files += files
-    with lake.change() as draft:
-        manifest = draft.manifest("events")
-        manifest.parts = parts
-        draft.put(manifest)
-
-
 def filed_under(lake: Lake, name: str, day: str, other: str) -> None:
     """A day of gold as it is, in the place of another."""
     with lake.change() as draft:
@@ -339,10 +325,22 @@ def test_a_repair_that_dies_leaves_the_old_days_or_the_new_ones_and_is_repeated(
             repair(spark, wrong)
     assert counts(wrong)["events"] == counts(right)["events"]
     assert list(wrong.manifest("payloads").parts) == ["2026-03-08"]
-    again = repair(spark, wrong)
-    assert (again.events, again.built is not None) == (0, True)
+    assert "waits" in next(result.detail for result in check(spark, wrong, fail=False) if result.note)
+    again = asked("repair", "--lake", str(wrong.path))
+    assert again.startswith("moved 0 events and 0 payloads to the folders of their days, and built all tables anew in ")
     assert_same(wrong, right)
-    assert repair(spark, wrong).built is None
+    filed_by(spark, wrong, NEW_YORK)
+    again = json.loads(asked("repair", "--lake", str(wrong.path), "--json"))
+    assert again["events"] > 0
+    assert set(again["built"]["days"]) == {*SILVER, *GOLD}
+    assert_same(wrong, right)
+    assert asked("repair", "--lake", str(wrong.path)) == "nothing to repair\n"
+
+
+def asked(*words: str) -> str:
+    done = CliRunner().invoke(app, ["lake", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def test_gold_of_expired_events_stays_as_it_is_and_is_told(spark: "SparkSession", right: Lake, tmp_path: Path) -> None:

@@ -34,8 +34,6 @@ EVENTS = (
 _REQUIRED = ("store", "shard", "seq", "ts", "event", "task_id", "queue", "enqueued_at", "attempt")
 _STATUSES = ("PENDING", "RUNNING", "SUCCESS", "FAILED", "RETRYING", "CANCELLED")
 Seen = dict[str, dict[str, Ranges]]
-# 64 numbers are compared with the same ranges: few enough that every other one may be known.
-_STRETCH_BITS = 6
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,32 +183,37 @@ def is_erased(erased: list[Erasure]) -> Column:
 def _outside(rows: DataFrame, numbers: Seen) -> DataFrame:
     """The rows whose numbers are none of these; those without a number too, which are no proper events.
 
-    A condition per range would be too deep for Spark beyond some hundred. As a join, each row looks at the ranges of its
-    stretch of 64 numbers only.
+    A condition per range would be too deep for Spark beyond some hundred. In this join each row looks at the few ranges of its
+    stretch of numbers only.
     """
     from pyspark.sql import functions as F
 
-    known = F.broadcast(rows.sparkSession.createDataFrame(_by_stretch(numbers)))
+    ranges, bits = _by_stretch(numbers)
+    known = F.broadcast(rows.sparkSession.createDataFrame(ranges))
     same = [F.col(f"e.{name}") == F.col(f"k.{name}") for name in ("store", "shard")]
-    stretch = F.shiftright("e.seq", _STRETCH_BITS) == F.col("k.stretch")
+    stretch = F.shiftright("e.seq", bits) == F.col("k.stretch")
     within = F.col("e.seq").between(F.col("k.low"), F.col("k.high"))
     return rows.alias("e").join(known.alias("k"), [*same, stretch, within], "left_anti")
 
 
-def _by_stretch(numbers: Seen) -> Any:
-    """One row per range and stretch that it touches."""
+def _by_stretch(numbers: Seen) -> tuple[Any, int]:
+    """One row per range and stretch that it touches, and how many bits of a number are its place in the stretch.
+
+    Stretches as long as the mean range: that makes at most three rows per range.
+    """
     import numpy as np
     import pyarrow as pa
 
     every = [(store, shard, low, high) for store, by in numbers.items() for shard, ranges in by.items() for low, high in ranges]
     stores, shards, lows, highs = zip(*every, strict=True)
     low, high = np.array(lows), np.array(highs)
-    first = low >> _STRETCH_BITS
-    touched = (high >> _STRETCH_BITS) - first + 1
+    bits = int((high - low).mean()).bit_length()
+    first = low >> bits
+    touched = (high >> bits) - first + 1
     places = np.repeat(np.arange(len(every)), touched)
     stretch = np.arange(len(places)) + np.repeat(first - np.cumsum(touched) + touched, touched)
     columns = {"stretch": stretch, "low": low[places], "high": high[places]}
-    return pa.table({"store": pa.array(stores).take(places), "shard": pa.array(shards).take(places), **columns})
+    return pa.table({"store": pa.array(stores).take(places), "shard": pa.array(shards).take(places), **columns}), bits
 
 
 def _numbers(paths: list[str]) -> tuple[Seen, dict[str, tuple[datetime, datetime]]]:
