@@ -34,6 +34,7 @@ SUBJECTS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "file": file.run,
     "waiting": file.run_waiting,
     "spark": lambda bench: _spark().run(bench),
+    "ranges": lambda bench: _spark().run_ranges(bench),
     "growth": lambda bench: _spark().run_growth(bench),
 }
 

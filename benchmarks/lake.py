@@ -18,9 +18,10 @@ from benchmarks.timing import Stopwatch, family_cpu_s
 from omniq.spark import Lake, build, check, ingest
 from omniq.spark.lake.bronze import take_in
 from omniq.spark.lake.generator import history
+from omniq.spark.lake.manifest import Ranges
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 DAYS = 14
 LAST_DAY = date(2026, 1, DAYS)
@@ -116,6 +117,40 @@ def _cold(bench: Bench, spark: SparkSession) -> Figure:
         took.append(time.perf_counter() - begun)
         bench.drop(folder)
     return Figure(name="lake: omniq lake build, tiny lake, cold", unit="s", measured=Series(took), below=20)
+
+
+def ranges(bench: Bench, spark: SparkSession) -> Iterator[Figure]:
+    """A batch of which half is known already, in few ranges and in many, beside the same batch in an empty lake, as CPU."""
+    events = 200_000
+    batch = history(spark, events=events * 11 // 10, days=DAYS).where(f"seq <= {events}").cache()
+    assert batch.count() == events
+    every_other: Ranges = [(n, n) for n in range(1, events, 2)]
+    cases: dict[str, Ranges] = {
+        "400 ranges known": [(n, n + 249) for n in range(1, events, 500)],
+        f"{len(every_other):,} ranges known": every_other,
+        f"{len(every_other):,} ranges elsewhere": [(low + 10 * events, high + 10 * events) for low, high in every_other],
+    }
+    for name, known in cases.items():
+        measured, empty = bench.compare(f"lake: {name}", _taken(batch, known), _taken(batch, []))
+        cpu = Series(measured.cpu_us)
+        yield beside(f"lake: take in, {name}", "CPU µs/event", cpu, "nothing known", Series(empty.cpu_us), below=4)
+    batch.unpersist()
+
+
+def _taken(batch: DataFrame, known: Ranges) -> Callable[[Path], Stopwatch]:
+    rows = batch.count()
+
+    def once(folder: Path) -> Stopwatch:
+        lake = Lake.init(folder)
+        with lake.change() as draft:
+            manifest = draft.manifest("events")
+            manifest.seen = {"synthetic": {"": known}}
+            draft.put(manifest)
+        with Stopwatch(rows, family_cpu_s) as watch:
+            take_in(lake, batch, stream="synthetic", batch=0)
+        return watch
+
+    return once
 
 
 def growth(bench: Bench, spark: SparkSession) -> Iterator[Figure]:

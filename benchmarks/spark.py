@@ -62,6 +62,14 @@ def run_growth(bench: Bench) -> Iterator[Figure]:
         spark.stop()
 
 
+def run_ranges(bench: Bench) -> Iterator[Figure]:
+    spark = session(master=f"local[{CORES}]", app_name="omniq-benchmarks")
+    try:
+        yield from lake.ranges(bench, spark)
+    finally:
+        spark.stop()
+
+
 # -- out of a store ------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ def test_every_column_has_a_type_and_a_meaning() -> None:
 
 
 def test_the_signatures_of_the_page_are_those_of_the_functions() -> None:
-    for name in ("ingest", "build", "check", "compact", "expire", "erase"):
+    for name in ("ingest", "build", "check", "compact", "expire", "erase", "repair"):
         (line,) = re.findall(rf"^{name}\((.*)\) -> (\w+)", PAGE, re.MULTILINE)
         written = re.findall(r"(\w+)(?==|,|$)(?:=([^,]+))?", line[0])
         parameters = inspect.signature(getattr(omniq.spark, name)).parameters
@@ -40,9 +40,8 @@ def test_the_methods_and_checks_are_named() -> None:
     for method in ("init", "table", "files", "views"):
         assert f"`{method}(" in PAGE or f"`Lake.{method}(" in PAGE
         assert hasattr(Lake, method)
-    names = set(re.findall(r'name="([a-z ]+)"', inspect.getsource(checks) + inspect.getsource(omniq.spark.lake.sums))) - {
-        "note"
-    }
+    code = "".join(map(inspect.getsource, (checks, omniq.spark.lake.days, omniq.spark.lake.sums)))
+    names = set(re.findall(r'name="([a-z ]+)"', code)) - {"note"}
     assert [name for name in names if name not in PAGE] == []
 
 

@@ -139,7 +139,7 @@ def test_every_command_and_option_has_words_and_an_example(docs: Path) -> None:
 def test_every_command_takes_a_store_and_every_reading_one_json() -> None:
     without_store = {"omniq migrate", "omniq send", "omniq spark doctor", "omniq lake pipeline run"}
     without_store |= {
-        f"omniq lake {name}" for name in ["init", "build", "check", "compact", "expire", "erase", "query", "report"]
+        f"omniq lake {name}" for name in ["init", "build", "check", "compact", "expire", "erase", "query", "repair", "report"]
     }
     reading = {"tasks list", "tasks show", "dlq list", "queues", "groups", "result", "doctor", "bench"}
     for path, command in cli_pages.commands():

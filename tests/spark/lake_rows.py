@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from omniq.spark import Lake
+
 # The history that tests share: how many days from which on, and what a function of it is called.
 FIRST, DAYS = date(2026, 1, 5), 3
 EVIL = "shop</code><script>alert(1)</script>$x^2$"
@@ -102,3 +104,35 @@ def _error(text: str) -> dict[str, str]:
 def second(moment: datetime | None) -> float | None:
     """A moment that Spark gave, as seconds after the log's start."""
     return None if moment is None else (moment.astimezone(UTC) - START).total_seconds()
+
+
+def rows(lake: "Lake", name: str) -> list[str]:
+    """What a table holds, as DuckDB reads it, without what depends on the order of additions."""
+    import duckdb
+
+    from omniq.spark.lake.tables import TABLES
+
+    told = {"double": "round({}, 3)", "timestamp": "epoch_us({})"}
+    kinds = {c.name: c.type for c in TABLES[name].columns if "sketch" not in c.name and "_p" not in c.name}
+    chosen = [told.get(kind, "{}").format(n) for n, kind in kinds.items()]
+    return sorted(map(str, duckdb.sql(f"select {', '.join(chosen)} from read_parquet({lake.files(name)!r})").fetchall()))
+
+
+def filed_by(spark: "SparkSession", lake: "Lake", *zones: str) -> None:
+    """Events as releases before filed them that asked the session for the day: each batch in the next zone."""
+    from pyspark.sql import functions as F
+
+    from omniq.spark.lake.manifest import Part
+    from omniq.spark.lake.writing import PARQUET, settings, write_days
+
+    parts: dict[str, Part] = {}
+    events = lake.table(spark, "events")
+    for n, zone in enumerate(zones):
+        with settings(spark, {**PARQUET, "spark.sql.session.timeZone": zone}):
+            batch = events.where(F.col("seq") % len(zones) == n).withColumn("task_date", F.to_date("enqueued_at"))
+            for day, files in write_days(lake, batch, "bronze/events", "task_date", f"_batch=old-{n}").items():
+                parts.setdefault(day, Part(stamp="old")).files += files
+    with lake.change() as draft:
+        manifest = draft.manifest("events")
+        manifest.parts = parts
+        draft.put(manifest)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
-from lake_rows import DAYS
+from lake_rows import DAYS, rows
 
 from omniq.spark import Lake, build, check
 from omniq.spark.lake.bronze import take_in
@@ -13,13 +13,6 @@ from omniq.spark.lake.tables import GOLD, SILVER, TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def rows(lake: Lake, name: str) -> list[Any]:
-    """What a table holds, without what depends on the order of additions."""
-    kinds = {c.name: c.type for c in TABLES[name].columns if "sketch" not in c.name and "_p" not in c.name}
-    chosen = [f"round({n}, 3)" if kind == "double" else n for n, kind in kinds.items()]
-    return sorted(map(str, duckdb.sql(f"select {', '.join(chosen)} from read_parquet({lake.files(name)!r})").fetchall()))
 
 
 def test_what_was_built_by_steps_is_what_a_full_build_makes(spark: "SparkSession", built: Lake, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`omniq lake`, from an empty folder to a page: on the tests' session, and once as a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_a_lake_is_taken_in_built_checked_and_asked(room: Path) -> None:
     assert told("build", "--lake", lake, "--tables", "func_hour,failure_day")["rows"]["tasks"] == 10
     assert asked("build", "--lake", lake, "--tables", "func_hour,failure_day").stdout == "nothing has changed\n"
     assert all(result["ok"] for result in told("check", "--lake", lake))
+    assert asked("repair", "--lake", lake).stdout == "nothing to repair\n"
     query = "SELECT status, count(*) AS n FROM tasks GROUP BY status ORDER BY status"
     assert told("query", "--lake", lake, query) == [
         {"status": "CANCELLED", "n": 1},
@@ -114,6 +116,7 @@ def test_a_check_that_fails_ends_with_1(room: Path, tmp_path: Path) -> None:
     [
         (("query", "--lake", "nowhere", "select 1"), "omniq lake init"),
         (("build", "--lake", "nowhere"), "omniq lake init"),
+        (("repair", "--lake", "nowhere"), "omniq lake init"),
         (("ingest", "--lake", "{lake}", "--store", "sqlite:////no/such/store.db"), "no/such/store.db"),
         (("query", "--lake", "{lake}", "select nope from tasks"), "nope"),
         (("query", "--lake", "{lake}", "select"), "yntax"),
@@ -140,10 +143,12 @@ def test_bad_input_gets_a_sentence(
 def test_a_process_of_its_own_prints_the_rows_and_nothing_else(room: Path, tmp_path: Path) -> None:
     store, lake = f"sqlite:///{room / 'shop.db'}", asked("init", "--lake", str(tmp_path / "lake")).stdout.split()[-1]
     command = [sys.executable, "-m", "omniq", "lake"]
+    elsewhere = {**os.environ, "TZ": "Asia/Kolkata"}
     for words in (["ingest", "--store", store], ["build"]):
-        subprocess.run([*command, *words, "--lake", lake], check=True, capture_output=True, timeout=300)
-    query = "SELECT sum(runs) AS n, max(run_p95_ms) > 0 AS slow FROM func_hour"
+        subprocess.run([*command, *words, "--lake", lake], check=True, capture_output=True, timeout=300, env=elsewhere)
+    query = """SELECT sum(runs) AS n, max(run_p95_ms) > 0 AS slow, max(minute(hour)) AS past, timestamp_seconds(0) AS epoch
+        FROM func_hour"""
     words = ["query", "--lake", lake, query, "--json"]
-    done = subprocess.run([*command, *words], check=True, capture_output=True, text=True, timeout=300)
-    assert json.loads(done.stdout) == [{"n": 9, "slow": True}]
+    done = subprocess.run([*command, *words], check=True, capture_output=True, text=True, timeout=300, env=elsewhere)
+    assert json.loads(done.stdout) == [{"n": 9, "slow": True, "past": 0, "epoch": "1970-01-01T00:00:00Z"}]
     assert done.stderr == ""

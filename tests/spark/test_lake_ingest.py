@@ -12,7 +12,7 @@ import pytest
 from omniq import OmniQ, SQLiteStorage
 from omniq.errors import ConfigError, EventsLost, Invalid, LakeError
 from omniq.spark import Lake, build, check, compact, erase, expire, ingest
-from omniq.spark.lake.bronze import Taken
+from omniq.spark.lake.bronze import Taken, take_in
 from omniq.spark.lake.ingest import follow
 
 if TYPE_CHECKING:
@@ -173,6 +173,40 @@ def test_any_stream_with_the_columns_of_events_can_be_followed(spark: "SparkSess
     assert follow(stream, lake, "files").rows == events.count()
     with pytest.raises(Invalid, match="lack the columns store, shard"):
         follow(spark.readStream.format("rate").load(), lake, "rate")
+
+
+def test_a_batch_among_very_many_known_ranges_is_taken_in_once(spark: "SparkSession", tmp_path: Path) -> None:
+    """Every other number of one shard, and one of two in each of many shards, as Redis has them; and far more elsewhere."""
+    lake = Lake.init(tmp_path / "lake")
+    every = spark.range(1, 4001).selectExpr(
+        "'s1' AS store",
+        "if(id <= 2000, '', concat('q', id % 1000)) AS shard",
+        "if(id <= 2000, id, id div 1000) AS seq",
+        "timestamp_seconds(1772841600 + id) AS ts",
+        "'enqueued' AS event",
+        "string(id) AS task_id",
+        "'mail' AS queue",
+        "'app:send' AS name",
+        "string(null) AS group_id",
+        "0 AS attempt",
+        "string(null) AS worker",
+        "ts AS enqueued_at",
+        "ts AS due_at",
+        "'PENDING' AS status",
+        "string(null) AS data",
+    )
+    with lake.change() as draft:
+        manifest = draft.manifest("events")
+        manifest.seen = {"s1": {"": [(n, n) for n in range(10_000, 30_000, 2)]}, "s2": {"": [(1, 4000)]}}
+        draft.put(manifest)
+    even = take_in(lake, every.where("seq % 2 = 0"), stream="one", batch=0)
+    assert (even.known, even.quarantined) == (0, 0)
+    ranges = sum(map(len, lake.manifest("events").seen["s1"].values())) - 10_000
+    assert ranges > 1900
+    without_number = every.where("id = 1").selectExpr("* EXCEPT (seq)", "bigint(null) AS seq")
+    rest = take_in(lake, every.unionByName(without_number), stream="two", batch=0)
+    assert (even.rows + rest.rows, rest.known, rest.quarantined) == (4000, even.rows, 1)
+    assert lake.table(spark, "events").select("task_id").distinct().count() == lake.manifest("events").rows == 4000
 
 
 # -- upkeep ---------------------------------------------------------------------------------------------

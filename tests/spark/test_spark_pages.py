@@ -51,6 +51,7 @@ def test_the_code_of_a_page_runs_on_the_session_of_the_tests(page: Path, module:
 
 @pytest.mark.slow
 @pytest.mark.costly
+@pytest.mark.timeout(600)  # several commands, each of which starts Spark
 @pytest.mark.parametrize("page", BY_THEMSELVES, ids=pages.name)
 def test_the_code_of_a_page_with_commands_runs_by_itself(page: Path, tmp_path: Path) -> None:
     pages.run_page(page, tmp_path, timeout=900)

@@ -145,6 +145,38 @@ def check_command(
         raise typer.Exit(FAILED)
 
 
+@app.command("repair")
+def repair_command(
+    lake: LakeOption,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+    java: JavaOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Put a lake right whose days were made in other time zones than UTC: move the rows, and build all tables anew.
+
+    It says so if there is nothing to repair. It may be killed at any moment and repeated; ingest may go on beside it.
+
+    Example: omniq lake repair --lake history
+    """
+    from omniq.cli.lake_ingest import steps
+    from omniq.spark import repair
+    from omniq.spark.lake.days import beyond_repair
+
+    with working(lake, master, java, conf) as (spark, opened), steps() as tell:
+        report = repair(spark, opened, say=tell)
+    if json:
+        print_json(report)
+        return
+    if report.frozen:
+        say(beyond_repair(report.frozen))
+    if report.built is None:
+        print_line("nothing to repair")
+        return
+    moved = f"moved {count(report.events, 'event')} and {count(report.payloads, 'payload')} to the folders of their days"
+    print_line(f"{moved}, and built all tables anew in {short(report.seconds)}")
+
+
 @app.command("compact")
 def compact_command(
     lake: LakeOption,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from omniq.spark.lake.erasure import erase
     from omniq.spark.lake.ingest import ingest
     from omniq.spark.lake.layout import Lake
+    from omniq.spark.lake.repairing import repair
     from omniq.spark.lake.reporting import report
     from omniq.spark.lake.upkeep import compact, expire
     from omniq.spark.reading import read, read_stream
@@ -37,6 +38,7 @@ _PLACES = {
     "omniq.spark.lake.erasure": "erase",
     "omniq.spark.lake.ingest": "ingest",
     "omniq.spark.lake.layout": "Lake",
+    "omniq.spark.lake.repairing": "repair",
     "omniq.spark.lake.reporting": "report",
     "omniq.spark.lake.upkeep": "compact expire",
     "omniq.spark.reading": "read read_stream",
@@ -82,6 +84,7 @@ __all__ = [
     "map_tasks",
     "read",
     "read_stream",
+    "repair",
     "replay",
     "report",
     "run_worker",

@@ -17,9 +17,9 @@ _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"
 
 def plain_rows(found: DataFrame) -> Iterator[dict[str, Any]]:
     """Row by row, fetched part by part. Raises nothing for names that stand twice: the last one is kept."""
-    names = found.columns
+    fields = found.schema.fields
     for row in found.toLocalIterator():
-        yield {name: plain(value) for name, value in zip(names, row, strict=True)}
+        yield {field.name: plain(value, field.dataType) for field, value in zip(fields, row, strict=True)}
 
 
 def numeric(found: DataFrame) -> list[bool]:
@@ -27,11 +27,13 @@ def numeric(found: DataFrame) -> list[bool]:
     return [kind.startswith(_NUMBERS) for _, kind in found.dtypes]
 
 
-def plain(value: Any) -> Any:
-    """A value of Spark's as JSON has it: times in RFC 3339 UTC, bytes as base64, what is no number as null."""
+def plain(value: Any, kind: Any = None) -> Any:
+    """A value of one of Spark's types as JSON has it: times in RFC 3339 UTC, bytes as base64, what is no number as null."""
     if isinstance(value, datetime):
-        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-        return moment.isoformat().replace("+00:00", "Z")
+        if getattr(kind, "typeName", str)() == "timestamp_ntz":
+            return value.isoformat()
+        # Spark gives local time of this process, without saying so.
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, float):
@@ -41,9 +43,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if hasattr(value, "asDict"):
-        return {name: plain(part) for name, part in value.asDict().items()}
+        return {name: plain(part, kind and kind[name].dataType) for name, part in value.asDict().items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return [plain(part, getattr(kind, "elementType", None)) for part in value]
     if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
+        return {str(key): plain(part, getattr(kind, "valueType", None)) for key, part in value.items()}
     return value

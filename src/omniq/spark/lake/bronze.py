@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omniq.errors import Invalid
+from omniq.models import to_us
 from omniq.spark.lake.layout import Erasure, Lake
 from omniq.spark.lake.manifest import File, Manifest, Part, Ranges, joined, overlap
 from omniq.spark.lake.tables import TABLES
@@ -101,13 +102,15 @@ def _write(lake: Lake, events: DataFrame, label: str, erased: list[Erasure], wit
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
+    from omniq.spark.lake.clock import day
+
     table = TABLES["events"]
     missing = [name for name in table.names if name != "task_date" and name not in events.columns]
     if missing:
         raise Invalid(f"the events lack the columns {', '.join(missing)}")
-    rows = events.withColumn("task_date", F.to_date("enqueued_at"))
+    rows = events.withColumn("task_date", day("enqueued_at"))
     if without:
-        rows = rows.where(~_in(without))
+        rows = _outside(rows, without)
     rows = rows.withColumn("reason", _reason())
     gone = is_erased(erased)
     rows = rows.withColumn("gone", gone)
@@ -121,8 +124,8 @@ def _write(lake: Lake, events: DataFrame, label: str, erased: list[Erasure], wit
     bad, lost = (int(told.get.get(name) or 0) for name in ("bad", "gone"))
     quarantine: list[File] = []
     if bad:
-        day = F.coalesce("task_date", F.lit("1970-01-01").cast("date"))
-        odd = rows.where("reason is not null and not gone").withColumn("task_date", day)
+        dated = F.coalesce("task_date", F.lit("1970-01-01").cast("date"))
+        odd = rows.where("reason is not null and not gone").withColumn("task_date", dated)
         names = [*table.names, "reason"]
         for files in write_days(lake, odd.select(*names), "quarantine/events", "task_date", label).values():
             quarantine += files
@@ -172,19 +175,45 @@ def is_erased(erased: list[Erasure]) -> Column:
     gone = F.sha2("task_id", 256).isin(tasks) if tasks else F.lit(False)
     for entry in erased:
         if entry.kind == "group":
-            gone = gone | ((F.sha2("group_id", 256) == entry.digest) & (F.col("enqueued_at") <= F.lit(entry.at)))
+            before = F.unix_micros("enqueued_at") <= F.lit(to_us(entry.at))
+            gone = gone | ((F.sha2("group_id", 256) == entry.digest) & before)
     return F.coalesce(gone, F.lit(False))
 
 
-def _in(numbers: Seen) -> Column:
+def _outside(rows: DataFrame, numbers: Seen) -> DataFrame:
+    """The rows whose numbers are none of these; those without a number too, which are no proper events.
+
+    A condition per range would be too deep for Spark beyond some hundred. In this join each row looks at the few ranges of its
+    stretch of numbers only.
+    """
     from pyspark.sql import functions as F
 
-    found = F.lit(False)
-    for store, by_shard in numbers.items():
-        for shard, ranges in by_shard.items():
-            for low, high in ranges:
-                found = found | ((F.col("store") == store) & (F.col("shard") == shard) & F.col("seq").between(low, high))
-    return F.coalesce(found, F.lit(False))
+    ranges, bits = _by_stretch(numbers)
+    known = F.broadcast(rows.sparkSession.createDataFrame(ranges))
+    same = [F.col(f"e.{name}") == F.col(f"k.{name}") for name in ("store", "shard")]
+    stretch = F.shiftright("e.seq", bits) == F.col("k.stretch")
+    within = F.col("e.seq").between(F.col("k.low"), F.col("k.high"))
+    return rows.alias("e").join(known.alias("k"), [*same, stretch, within], "left_anti")
+
+
+def _by_stretch(numbers: Seen) -> tuple[Any, int]:
+    """One row per range and stretch that it touches, and how many bits of a number are its place in the stretch.
+
+    Stretches as long as the mean range: that makes at most three rows per range.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    every = [(store, shard, low, high) for store, by in numbers.items() for shard, ranges in by.items() for low, high in ranges]
+    stores, shards, lows, highs = zip(*every, strict=True)
+    low, high = np.array(lows), np.array(highs)
+    bits = int((high - low).mean()).bit_length()
+    first = low >> bits
+    touched = (high >> bits) - first + 1
+    places = np.repeat(np.arange(len(every)), touched)
+    stretch = np.arange(len(places)) + np.repeat(first - np.cumsum(touched) + touched, touched)
+    columns = {"stretch": stretch, "low": low[places], "high": high[places]}
+    return pa.table({"store": pa.array(stores).take(places), "shard": pa.array(shards).take(places), **columns}), bits
 
 
 def _numbers(paths: list[str]) -> tuple[Seen, dict[str, tuple[datetime, datetime]]]:
@@ -209,18 +238,18 @@ def _numbers(paths: list[str]) -> tuple[Seen, dict[str, tuple[datetime, datetime
 
 def _ranges(table: Any) -> Seen:
     import numpy as np
-    import pyarrow.compute as compute
 
-    arrow: Any = compute
-    table = table.drop_null()
+    key = ["store", "shard", "seq"]
+    table = table.select(key).drop_null().sort_by([(name, "ascending") for name in key]).combine_chunks()
+    stores, shards = (np.asarray(table[name].combine_chunks().dictionary_encode().indices) for name in key[:2])
+    numbers = table["seq"].to_numpy()
+    ends = (np.diff(numbers) > 1) | (np.diff(stores) != 0) | (np.diff(shards) != 0)
+    lasts = np.append(np.flatnonzero(ends), len(numbers) - 1)[: len(numbers)]
+    firsts = np.append(0, lasts[:-1] + 1)[: len(numbers)]
     seen: Seen = {}
-    for pair in table.group_by(["store", "shard"]).aggregate([]).to_pylist():
-        mine = arrow.and_(arrow.equal(table["store"], pair["store"]), arrow.equal(table["shard"], pair["shard"]))
-        numbers = np.unique(table.filter(mine)["seq"].to_numpy())
-        breaks = np.flatnonzero(np.diff(numbers) != 1)
-        lows = numbers[np.concatenate(([0], breaks + 1))]
-        highs = numbers[np.concatenate((breaks, [len(numbers) - 1]))]
-        seen.setdefault(pair["store"], {})[pair["shard"]] = [(int(a), int(b)) for a, b in zip(lows, highs, strict=True)]
+    names = table.select(key[:2]).take(firsts).to_pydict()
+    for store, shard, low, high in zip(*names.values(), numbers[firsts].tolist(), numbers[lasts].tolist(), strict=True):
+        seen.setdefault(store, {}).setdefault(shard, []).append((low, high))
     return seen
 
 

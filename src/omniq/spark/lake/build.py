@@ -19,6 +19,7 @@ from omniq.errors import CheckFailed, Invalid
 from omniq.spark.causes import unwrapped
 from omniq.spark.lake import models
 from omniq.spark.lake.checks import check_gaps
+from omniq.spark.lake.days import check_days
 from omniq.spark.lake.leftovers import collect
 from omniq.spark.lake.manifest import Manifest, Part
 from omniq.spark.lake.sums import CheckResult, SilverDay, check_gold, check_silver, silver_days
@@ -82,9 +83,11 @@ def build(
         return _Build(spark, lake, wanted, days, full, say or _silent).run(grace)
 
 
-def build_locked(spark: SparkSession, lake: Lake) -> BuildReport:
+def build_locked(
+    spark: SparkSession, lake: Lake, *, full: bool = False, grace: timedelta = GRACE, say: Say | None = None
+) -> BuildReport:
     """The same, for who has the lake's lock of writers already."""
-    return _Build(spark, lake, list(GOLD), None, False, _silent).run(GRACE)
+    return _Build(spark, lake, list(GOLD), None, full, say or _silent).run(grace)
 
 
 def _gold_wanted(tables: Iterable[str] | None) -> list[str]:
@@ -133,6 +136,7 @@ class _Build:
         self._hold(check_gaps(self.events, self.lake.about()))
         dirty = self._dirty()
         gone = [date.fromisoformat(day) for day in self.old["tasks"].parts if day not in self.events.parts]
+        self._hold(check_days(self.lake, [(self.events, dirty)]))
         if dirty:
             self._build_silver(dirty)
             told = silver_days(self.spark, self.lake, self.new, dirty)
@@ -143,6 +147,8 @@ class _Build:
                 self.new[name].parts.pop(day.isoformat(), None)
         built = self._build_gold(self._touched(dirty, gone))
         self._hold(check_gold(self.spark, self.lake, self.new, built))
+        made = {"tasks": dirty, **built}
+        self._hold(check_days(self.lake, [(self.new[name], days) for name, days in made.items()]))
 
     def _hold(self, results: Iterable[CheckResult]) -> None:
         for result in results:

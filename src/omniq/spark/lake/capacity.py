@@ -5,6 +5,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from omniq.spark.lake.clock import HOUR_US, beginning, day
+
 FORECAST_DAYS = 7
 FORECAST_WEEKS = 4
 _HOUR_S = 3600
@@ -19,7 +21,7 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
     very table, for hours before those of the minutes.
     """
     key = ["store", "queue"]
-    sums = queue_minute.groupBy(*key, F.unix_seconds(F.date_trunc("hour", "minute")).alias("h")).agg(
+    sums = queue_minute.groupBy(*key, F.unix_seconds(beginning("minute", HOUR_US)).alias("h")).agg(
         F.sum(F.col("enqueued") + F.col("rearmed")).alias("arrivals"),
         F.sum(F.col("succeeded") + F.col("failed") + F.col("cancelled")).alias("finished"),
         (F.sum("busy_ms") / 1000.0).alias("busy_s"),
@@ -79,5 +81,5 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
         "forecast_busy_s",
         "slots_needed",
         (F.col("slots_needed") > F.col("slots_seen")).alias("short"),
-        F.to_date(hour).alias("day"),
+        day(hour).alias("day"),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from omniq.errors import CheckFailed
 from omniq.spark.causes import unwrapped
+from omniq.spark.lake.days import check_days
 from omniq.spark.lake.manifest import Manifest, holes
 from omniq.spark.lake.models import VERSION
 from omniq.spark.lake.sums import SHOWN, CheckResult, check_gold, check_silver, silver_days, some
@@ -29,6 +30,8 @@ def check(spark: SparkSession, lake: Lake, *, fail: bool = True) -> list[CheckRe
     results = [*check_gaps(manifests["events"], about), _files(lake, manifests)]
     with unwrapped():
         if results[-1].ok:
+            every = (*manifests.values(), lake.manifest("payloads", current))
+            results += check_days(lake, [(manifest, None) for manifest in every])
             results += _bronze(spark, lake, manifests["events"])
         if results[-1].ok and manifests["tasks"].parts:
             fresh = [
@@ -88,19 +91,11 @@ def _bronze(spark: SparkSession, lake: Lake, events: Manifest) -> list[CheckResu
     results = [CheckResult(name="duplicates", ok=not found, detail=some(found) if found else "every event is there once")]
     strange = rows.agg(
         F.count(F.lit(1)).alias("rows"),
-        F.count(F.when(F.to_date("enqueued_at") != F.col("task_date"), 1)).alias("misplaced"),
         F.count(F.when(F.col("ts") > F.current_timestamp() + F.expr(f"interval {AHEAD_S} seconds"), 1)).alias("ahead"),
     ).collect()[0]
     same = strange["rows"] == events.rows
     results.append(
         CheckResult(name="bronze rows", ok=same, detail=f"{strange['rows']} rows in the files, {events.rows} in the manifest")
-    )
-    results.append(
-        CheckResult(
-            name="bronze days",
-            ok=not strange["misplaced"],
-            detail=f"{strange['misplaced']} events lie in the folder of another day",
-        )
     )
     notes = [
         (strange["ahead"], f"{strange['ahead']} events are more than {AHEAD_S // 60} minutes ahead of this machine's clock"),

@@ -10,6 +10,7 @@ import pandas as pd
 
 from omniq.errors import LakeError
 from omniq.spark.lake.layout import Lake
+from omniq.spark.lake.writing import settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +41,12 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
 
 def gather(spark: SparkSession, lake: Lake, since: date | None = None) -> Figures:
     """Everything, from the tables of one build."""
+    # Hours of the day, and the naive times of pandas, are in the session's zone.
+    with settings(spark, {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.pyspark.enabled": "true"}):
+        return _gathered(spark, lake, since)
+
+
+def _gathered(spark: SparkSession, lake: Lake, since: date | None) -> Figures:
     current = lake.current()
 
     def ask(query: str, *tables: str, **more: Any) -> pd.DataFrame:

@@ -7,13 +7,15 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from omniq.models import to_us
+from omniq.spark.lake.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US, beginning, day, floored
+
 SLO_MS = 60_000
 SKETCH_K = 200  # rank error about 1.3 %
 SAMPLES = 5
 STORM_RETRIES = 10
 STORM_RATIO = 2.0
-_MINUTE_US = 60_000_000
-_HOUR_US = 3_600_000_000
+_SLOT_S = 300
 _COUNTED = ("succeeded", "retried", "failed", "expired", "cancelled")
 _OPEN = ("PENDING", "RETRYING")
 
@@ -54,7 +56,7 @@ def queue_minute(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
             )
         ).alias("e"),
     )
-    busy = _busy(attempts, _MINUTE_US).select(
+    busy = _busy(attempts, MINUTE_US).select(
         "store",
         "queue",
         F.col("bucket").alias("minute_no"),
@@ -69,7 +71,7 @@ def queue_minute(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
         .select(
             "store",
             "queue",
-            F.floor(F.col("us") / _MINUTE_US).alias("minute_no"),
+            floored(F.col("us"), MINUTE_US).alias("minute_no"),
             *names,
             "wait_ms",
             F.lit(0.0).alias("busy_ms"),
@@ -87,21 +89,21 @@ def queue_minute(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
     return sums.select(
         "store",
         "queue",
-        _time("minute_no", _MINUTE_US).alias("minute"),
+        _time("minute_no", MINUTE_US).alias("minute"),
         *names[:-1],
         (arrived - left).alias("backlog_delta"),
         "max_wait_ms",
         "total_wait_ms",
         "in_time",
         "busy_ms",
-        F.to_date(_time("minute_no", _MINUTE_US)).alias("day"),
+        day(_time("minute_no", MINUTE_US)).alias("day"),
     )
 
 
 def func_hour(attempts: DataFrame) -> DataFrame:
     """How the runs of each function went that ended in each hour; sketches merge into any longer time."""
     ended = attempts.where(F.col("finished_at").isNotNull())
-    hour = F.date_trunc("hour", "finished_at")
+    hour = beginning("finished_at", HOUR_US)
     sums = ended.groupBy("store", "queue", "name", hour.alias("hour")).agg(
         F.count(F.lit(1)).alias("runs"),
         *[F.count(F.when(F.col("outcome") == name, 1)).alias(name) for name in _COUNTED],
@@ -123,7 +125,7 @@ def func_hour(attempts: DataFrame) -> DataFrame:
         *percentiles("run"),
         "wait_sketch",
         "run_sketch",
-        F.to_date("hour").alias("day"),
+        day("hour").alias("day"),
     )
 
 
@@ -192,7 +194,7 @@ def group_hour(attempts: DataFrame, tasks: DataFrame, until: datetime | None = N
         "blocked_ms",
         count("waiting_end"),
         F.coalesce((F.col("waiting_end") > 0) & (F.col("started") == 0), F.lit(False)).alias("stuck"),
-        F.to_date("hour").alias("day"),
+        day("hour").alias("day"),
     )
 
 
@@ -230,8 +232,8 @@ def _occupancy(attempts: DataFrame, tasks: DataFrame, until: datetime | None) ->
     group = ["store", "queue", "group_id"]
     walk = Window.partitionBy(*group).orderBy("us")
     upto = walk.rangeBetween(Window.unboundedPreceding, 0)
-    horizon = F.max("us").over(Window.partitionBy("store")) if until is None else F.unix_micros(F.lit(until))
-    the_end = (F.floor(horizon / _HOUR_US) + 1) * _HOUR_US
+    horizon = F.max("us").over(Window.partitionBy("store")) if until is None else F.lit(to_us(until))
+    the_end = (floored(horizon, HOUR_US) + 1) * HOUR_US
     steps = of_runs.unionByName(of_tasks).select(
         *group,
         "us",
@@ -239,14 +241,13 @@ def _occupancy(attempts: DataFrame, tasks: DataFrame, until: datetime | None) ->
         F.sum("running").over(upto).alias("running"),
         F.coalesce(F.lead("us").over(walk), the_end).alias("end"),
     )
-    hour_of = F.floor(F.col("us") / _HOUR_US)
-    last_hour = F.floor((F.col("end") - 1) / _HOUR_US)
+    hour_of, last_hour = floored(F.col("us"), HOUR_US), floored(F.col("end") - 1, HOUR_US)
     spread = steps.where("(waiting > 0 or running > 0) and end > us").select(
         "*", F.explode(F.sequence(hour_of, last_hour)).alias("hour_no")
     )
-    hour_end = (F.col("hour_no") + 1) * _HOUR_US
-    left = F.greatest(F.col("us"), F.col("hour_no") * _HOUR_US)
-    day = Window.partitionBy(*group, F.to_date(_time("hour_no", _HOUR_US)))
+    hour_end = (F.col("hour_no") + 1) * HOUR_US
+    left = F.greatest(F.col("us"), F.col("hour_no") * HOUR_US)
+    of_day = Window.partitionBy(*group, floored(F.col("hour_no"), DAY_US // HOUR_US))
     spread = spread.select(
         *group,
         "hour_no",
@@ -254,11 +255,11 @@ def _occupancy(attempts: DataFrame, tasks: DataFrame, until: datetime | None) ->
         "running",
         ((F.least(F.col("end"), hour_end) - left) / 1000.0).alias("ms"),
         F.when(F.col("end") >= hour_end, F.col("waiting")).otherwise(F.lit(0)).alias("at_end"),
-        F.max("running").over(day).alias("peak"),
+        F.max("running").over(of_day).alias("peak"),
     )
     some_wait = F.col("waiting") > 0
     full = some_wait & (F.col("running") >= F.col("peak")) & (F.col("peak") > 0)
-    return spread.groupBy(*group, _time("hour_no", _HOUR_US).alias("hour")).agg(
+    return spread.groupBy(*group, _time("hour_no", HOUR_US).alias("hour")).agg(
         F.sum(F.col("running") * F.col("ms")).alias("busy_ms"),
         F.max("running").alias("peak_running"),
         F.sum(F.when(some_wait, F.col("ms")).otherwise(0.0)).alias("waiting_ms"),
@@ -276,7 +277,7 @@ def failure_day(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
     failures = (
         of_runs.select(*same, "task_id", (F.col("outcome") == "failed").alias("final"))
         .unionAll(of_tasks.select(*same, "id", F.lit(True)))
-        .select("*", F.to_date("finished_at").alias("day"))
+        .select("*", day("finished_at").alias("day"))
         .where(F.col("day").isNotNull())
     )
     key = ["store", "fingerprint", "name", "error_type", "day"]
@@ -313,9 +314,8 @@ def failure_day(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
 
 def retry_storm(attempts: DataFrame) -> DataFrame:
     """Retries of each function in five minutes, against its own last 24 hours."""
-    slot_s = 300
-    slot = F.floor(F.unix_seconds("started_at") / slot_s) * slot_s
-    before = F.floor(F.unix_seconds("previous_started_at") / slot_s) * slot_s
+    slot = floored(F.unix_seconds("started_at"), _SLOT_S) * _SLOT_S
+    before = floored(F.unix_seconds("previous_started_at"), _SLOT_S) * _SLOT_S
     begun = attempts.where(F.col("started_at").isNotNull()).select(
         "store", "name", slot.alias("slot"), F.coalesce(before != slot, F.lit(True)).alias("first_here"), "attempt"
     )
@@ -324,12 +324,12 @@ def retry_storm(attempts: DataFrame) -> DataFrame:
         F.count(F.when(F.col("first_here"), 1)).alias("tasks"),
         F.count(F.when(F.col("attempt") > 1, 1)).alias("retries"),
     )
-    day = Window.partitionBy("store", "name").orderBy("slot").rangeBetween(-86_400, -1)
+    lately = Window.partitionBy("store", "name").orderBy("slot").rangeBetween(-DAY_US // SECOND_US, -1)
     own = sums.select(
         "*",
         (F.col("attempts") / F.col("tasks")).alias("attempts_per_task"),
-        (F.sum("attempts").over(day) / F.sum("tasks").over(day)).alias("baseline"),
-        (F.sum("retries").over(day) / F.sum("tasks").over(day)).alias("usual"),
+        (F.sum("attempts").over(lately) / F.sum("tasks").over(lately)).alias("baseline"),
+        (F.sum("retries").over(lately) / F.sum("tasks").over(lately)).alias("usual"),
     )
     # A function that never failed before has no rate to compare with: one retry in a hundred tasks is taken as usual.
     ratio = (F.col("retries") / F.col("tasks")) / F.greatest(F.col("usual"), F.lit(0.01))
@@ -345,7 +345,7 @@ def retry_storm(attempts: DataFrame) -> DataFrame:
         "baseline",
         "ratio",
         F.coalesce((F.col("retries") >= STORM_RETRIES) & (F.col("ratio") >= STORM_RATIO), F.lit(False)).alias("storm"),
-        F.to_date(start).alias("day"),
+        day(start).alias("day"),
     )
 
 
@@ -356,7 +356,7 @@ def _busy(attempts: DataFrame, bucket_us: int) -> DataFrame:
     # A worker may keep a task a moment before it runs: what counts is the time at the end, as long as the run took.
     ran = F.least(F.col("run_ms") * 1000, (end - start).cast("double")).cast("bigint")
     spread = runs.select("store", "queue", (end - ran).alias("s"), end.alias("e")).select(
-        "*", F.explode(F.sequence(F.floor(F.col("s") / bucket_us), F.floor(F.col("e") / bucket_us))).alias("bucket")
+        "*", F.explode(F.sequence(floored(F.col("s"), bucket_us), floored(F.col("e"), bucket_us))).alias("bucket")
     )
     left = F.greatest(F.col("s"), F.col("bucket") * bucket_us)
     right = F.least(F.col("e"), (F.col("bucket") + 1) * bucket_us)
@@ -368,4 +368,4 @@ def _time(number: str, bucket_us: int) -> Column:
 
 
 def _hour(at: str) -> Column:
-    return F.date_trunc("hour", at)
+    return beginning(at, HOUR_US)

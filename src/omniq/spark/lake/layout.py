@@ -156,7 +156,7 @@ class Lake:
     # -- changing ----------------------------------------------------------------------------------
 
     def writer(self, what: str) -> AbstractContextManager[None]:
-        """Build, compact, expire and erase exclude each other; ingest goes on beside them."""
+        """Build, compact, expire, erase and repair exclude each other; ingest goes on beside them."""
         return self.folder.lock("writer", what)
 
     @contextmanager

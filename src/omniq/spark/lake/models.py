@@ -8,16 +8,18 @@ once, and are used in none of them.
 from __future__ import annotations
 
 from omniq.spark.lake.capacity import capacity_hour
+from omniq.spark.lake.clock import day
 from omniq.spark.lake.gold import failure_day, func_hour, group_hour, percentiles, queue_minute, retry_storm
 from omniq.spark.lake.silver import attempts, fingerprint, normalized, tasks
 
 # Raised when a model changes what it yields: the next build then does everything anew.
-VERSION = 1
+VERSION = 2
 
 __all__ = [
     "VERSION",
     "attempts",
     "capacity_hour",
+    "day",
     "failure_day",
     "fingerprint",
     "func_hour",

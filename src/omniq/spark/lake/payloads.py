@@ -25,6 +25,7 @@ def take_payloads(spark: SparkSession, url: str, lake: Lake, store: str) -> int:
     """Add the payloads of tasks that the lake has none of; how many."""
     from pyspark.sql import functions as F
 
+    from omniq.spark.lake.clock import day
     from omniq.spark.reading import read
 
     table, manifest = TABLES["payloads"], lake.manifest("payloads")
@@ -36,7 +37,7 @@ def take_payloads(spark: SparkSession, url: str, lake: Lake, store: str) -> int:
     columns = ["id", "queue", "name", "group_id", "created_at", "encoding", "payload"]
     rows = read(spark, url, "tasks", columns=columns, where=where)
     rows = rows.where(F.col("payload").isNotNull()).withColumns(
-        {"store": F.lit(store), "task_date": F.to_date("created_at"), "enqueued_at": F.col("created_at")}
+        {"store": F.lit(store), "task_date": day("created_at"), "enqueued_at": F.col("created_at")}
     )
     erased = lake.about().erased
     rows = rows.withColumn("task_id", F.col("id")).where(~is_erased(erased)).select(*table.names)
@@ -51,8 +52,8 @@ def take_payloads(spark: SparkSession, url: str, lake: Lake, store: str) -> int:
         return 0
     with lake.change() as draft:
         manifest = draft.manifest("payloads")
-        for day, files in found.items():
-            part = manifest.parts.setdefault(day, Part())
+        for date, files in found.items():
+            part = manifest.parts.setdefault(date, Part())
             part.files += files
             part.stamp = str(draft.next_number)
         manifest.batches[store] = max(latest, manifest.batches.get(store, 0))

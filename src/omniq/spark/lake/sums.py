@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from omniq.models import from_us
 from omniq.spark.lake.manifest import Manifest
 from omniq.spark.lake.tables import OUTCOMES
 
@@ -70,12 +71,11 @@ def silver_days(
         F.when(F.col("finished_at").isNull(), F.col("started_at")).alias("open_from"),
     )
     sums = tasks.unionByName(attempts).groupBy("task_date")
+    moments = {"first": F.min("first"), "last": F.max("last"), "open_from": F.min("open_from")}
     rows = sums.agg(
         *[F.sum(name).alias(name) for name in ("events", "runs", "attempts")],
         F.count(F.when(F.col("odd"), 1)).alias("strange"),
-        F.min("first").alias("first"),
-        F.max("last").alias("last"),
-        F.min("open_from").alias("open_from"),
+        *[F.unix_micros(moment).alias(name) for name, moment in moments.items()],
     ).collect()
     return {
         row["task_date"].isoformat(): SilverDay(
@@ -113,9 +113,9 @@ def check_silver(events: Manifest, days: Iterable[date], told: Mapping[str, Silv
     ]
 
 
-def _utc(moment: Any) -> datetime | None:
-    """What Spark gives is local time of the driver without saying so."""
-    return None if moment is None else moment.astimezone(UTC)
+def _utc(us: int | None) -> datetime | None:
+    """A timestamp itself would come as local time of the driver, without saying so."""
+    return None if us is None else from_us(us)
 
 
 # What each table of gold counts, by the names that the rows it is made of are counted under.
@@ -169,6 +169,8 @@ def _silver_sums(
     """What gold must count, by day, table and column."""
     from pyspark.sql import functions as F
 
+    from omniq.spark.lake.clock import day
+
     def telling(name: str) -> DataFrame:
         parts = manifests[name].parts
         days = None if wanted is None else [date.fromisoformat(day) for day, part in parts.items() if part.touches(wanted)]
@@ -180,7 +182,7 @@ def _silver_sums(
         moments: list[Column] = []
         for at, conditions in kinds:
             flags = [conditions.get(pair, F.lit(False)).cast("int").alias("__".join(pair)) for pair in columns]
-            moments.append(F.struct(F.to_date(at).alias("day"), *flags))
+            moments.append(F.struct(day(at).alias("day"), *flags))
         spread = rows.select(F.inline(F.array(*moments))).where("day is not null")
         sums = [F.coalesce(F.sum("__".join(pair)), F.lit(0)).alias("__".join(pair)) for pair in columns]
         return spread.groupBy("day").agg(*sums)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from omniq.spark.lake.clock import days_spanned
+
 
 def told_by_attempts(attempts: DataFrame) -> DataFrame:
     """`what`, `days`: that a run waited and began, and that it went on and ended."""
@@ -38,7 +40,7 @@ def told_by_tasks(tasks: DataFrame) -> DataFrame:
 def _said(kind: str, columns: list[str], first: str, last: str) -> Column:
     """One thing, and the days from one moment to another; either may be missing."""
     start, end = F.least(first, last), F.greatest(first, last)
-    days = F.when(start.isNotNull(), F.sequence(F.to_date(start), F.to_date(end)))
+    days = days_spanned(start, end)
     return F.struct(F.xxhash64(F.lit(kind), *columns).alias("what"), days.alias("days"))
 
 

@@ -5,7 +5,6 @@ The functions of `omniq.spark.lake.models` do the work. Add tables of your own b
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from omniq.spark.lake import models
 
@@ -19,7 +18,7 @@ spark = SparkSession.active()
 @dp.table
 def events() -> DataFrame:
     stream = spark.readStream.format("omniq").option("url", URL).option("table", "events").load()
-    return stream.select("*", F.to_date("enqueued_at").alias("task_date"))
+    return stream.select("*", models.day("enqueued_at").alias("task_date"))
 
 
 @dp.materialized_view(partition_cols=["task_date"])
