@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from omniq.errors import ConfigError, EventsLost
 from omniq.spark.address import Address, address_of, existing
+from omniq.spark.causes import sentence_first
 from omniq.spark.filters import pushed
 from omniq.spark.options import ReadOptions, read_options
 from omniq.spark.plan import between, check_whole, packed, parts_for, size
@@ -71,6 +72,7 @@ class BatchReader(DataSourceReader):
         self.options = options
         self.names = tuple(names)
 
+    @sentence_first()
     def partitions(self) -> list[InputPartition]:
         asked = self.options
         with existing(asked.url) as bulk:
