@@ -221,7 +221,7 @@ _RETRY_STORM = """
     window_start timestamp – beginning of five minutes
     attempts bigint – runs started
     tasks bigint – tasks that they belong to
-    retries bigint – runs started beyond the first of each task
+    retries bigint – runs started of a task's second or later attempt, whenever the first was
     attempts_per_task double – attempts by tasks
     baseline double – the same over the 24 hours before; null without any
     ratio double – (retries per task) against that of the baseline: 1 is as usual
