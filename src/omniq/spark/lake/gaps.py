@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
@@ -167,10 +167,12 @@ def days_of(spans: Iterable[Span]) -> set[date]:
     return {day for _, since, until in spans for day in days_between(from_us(since).date(), from_us(until).date())}
 
 
-def marked(rows: DataFrame, name: str, spans: Iterable[Span]) -> DataFrame:
+def marked(rows: DataFrame, name: str, spans: Sequence[Span]) -> DataFrame:
     """The rows of a table of gold, with `incomplete`: whether some of the events of their time never came in."""
     from pyspark.sql import functions as F
 
+    if not spans:
+        return rows.select("*", F.lit(False).alias("incomplete"))
     column, length_s = _BUCKETS[name]
     day = column == "day"
     start = F.unix_date(column).cast("bigint") * 86_400_000_000 if day else F.unix_micros(column)
