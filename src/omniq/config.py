@@ -161,6 +161,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "OMNIQ_DEFAULT_TIMEOUT": ("default_timeout", _seconds),
     "OMNIQ_DEFAULT_MAX_RETRIES": ("default_max_retries", _whole),
     "OMNIQ_RESULT_TTL": ("result_ttl_seconds", _seconds),
+    "OMNIQ_EVENTS_MAX_AGE": ("events_max_age", _seconds),
+    "OMNIQ_EVENTS_MAX_COUNT": ("events_max_count", _whole),
     "OMNIQ_UNKNOWN_FUNCTION_S": ("unknown_function_s", _seconds),
     "OMNIQ_SERIALIZER": ("serializer", str.lower),
     "OMNIQ_LOG_LEVEL": ("log_level", str.upper),

@@ -3,7 +3,13 @@
 Spark imports this with every other such module, so nothing here may fail or take long; the work is in `omniq.spark.source`.
 """
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 
@@ -15,14 +21,18 @@ class DefaultSource(DataSource):
         return "omniq"
 
     def schema(self) -> str:
+        from omniq.spark.causes import sentence_first
         from omniq.spark.schema import schema
 
-        return schema(self.options)
+        with sentence_first():
+            return schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from omniq.spark.causes import sentence_first
         from omniq.spark.source import reader
 
-        return reader(self.options, schema)
+        with sentence_first():
+            return reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from omniq.spark.stream import StreamReader
@@ -30,6 +40,18 @@ class DefaultSource(DataSource):
         return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from omniq.spark.causes import sentence_first
         from omniq.spark.writing import writer
 
-        return writer(self.options, schema.fieldNames(), overwrite)
+        with sentence_first():
+            return writer(self.options, schema.fieldNames(), overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from omniq.errors import ConfigError
+        from omniq.spark.causes import sentence_first
+
+        with sentence_first():
+            raise ConfigError(
+                "format omniq is no sink of a stream: write each batch with "
+                "df.writeStream.foreachBatch(lambda batch, n: omniq.spark.enqueue(batch, url, func, key=…))"
+            )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from omniq import OmniQ, SQLiteStorage
-from omniq.errors import ConfigError, EventsLost, Invalid, LakeError
+from omniq.errors import ConfigError, Invalid, LakeError
 from omniq.spark import Lake, build, check, compact, erase, expire, ingest
 from omniq.spark.lake.bronze import Taken, take_in
 from omniq.spark.lake.ingest import follow
@@ -147,22 +147,6 @@ def test_a_trigger_goes_on_until_it_is_stopped(spark: "SparkSession", shop: Shop
     assert report.rows == 3
     with pytest.raises(ConfigError, match="'30 seconds'"):
         ingest(spark, shop.url, shop.lake, trigger="soon")
-
-
-@pytest.mark.slow
-def test_events_that_were_purged_unread_are_missed_aloud(spark: "SparkSession", shop: Shop, tmp_path: Path) -> None:
-    from omniq.operations import Retention
-    from omniq.storage.bulk import open_bulk
-
-    other = Shop(tmp_path)
-    other.trade(2)
-    assert ingest(spark, other.url, other.lake).rows == 6
-    other.trade(2)
-    with open_bulk(other.url) as bulk:
-        keep = Retention(dead_us=None, events_us=None, events_max=2)
-        bulk.call(bulk.storage.purge(keep, limit=1000))
-    with pytest.raises(EventsLost, match="goes on after event 6"):
-        ingest(spark, other.url, other.lake)
 
 
 def test_any_stream_with_the_columns_of_events_can_be_followed(spark: "SparkSession", shop: Shop, tmp_path: Path) -> None:

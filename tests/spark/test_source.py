@@ -1,10 +1,11 @@
 """Format `omniq` through Spark: tables of a store as DataFrames."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import redis_server
@@ -121,6 +122,9 @@ def test_read_checks_before_spark_is_asked(spark: "SparkSession", urls: dict[str
         omniq.spark.read(spark, urls["sqlite"], where="status = 'FAILED' OR seq = 1")
     with pytest.raises(ConfigError, match="lives inside one process"):
         omniq.spark.read(spark, "memory://")
+    for read in (omniq.spark.read, omniq.spark.read_stream):
+        with pytest.raises(StoreUnavailable, match=r"^no store at sqlite:.*/none\.db"):
+            read(spark, f"{urls['sqlite']}/none.db")
 
 
 def test_a_file_on_a_cluster_is_refused(spark: "SparkSession", urls: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +139,61 @@ def test_an_error_of_the_source_comes_out_of_spark_as_it_is(spark: "SparkSession
     with unwrapped(), pytest.raises(Exception, match="no store at") as raised:
         load(spark, f"sqlite:///{tmp_path}/none.db", "tasks").count()
     assert isinstance(omniq.spark.cause(raised.value), StoreUnavailable)
+
+
+def written(rows: "DataFrame", mode: str, **options: str) -> None:
+    rows.write.format("omniq").options(func="support.jobs:add", **options).mode(mode).save()
+
+
+def streamed(rows: "DataFrame", sink: str, folder: Path, **options: str) -> None:
+    writer = rows.writeStream.format(sink).options(checkpointLocation=str(folder), **options).trigger(availableNow=True)
+    writer.start().awaitTermination()
+
+
+def stream(spark: "SparkSession", **options: str) -> "DataFrame":
+    return spark.readStream.format("omniq").options(**options).load()
+
+
+MISTAKES: list[tuple[Callable[..., Any], str]] = [
+    (
+        lambda spark, url, _: load(spark, f"{url}/none.db", "tasks").count(),
+        r"StoreUnavailable: no store at sqlite:\S+/none\.db on ",
+    ),
+    (lambda spark, url, _: spark.read.format("omniq").load().count(), r"ConfigError: format omniq needs the option url"),
+    (
+        lambda spark, url, _: load(spark, url, "tasks", colums="id").count(),
+        r"ConfigError: .* 'colums' .* did you mean 'columns'\?",
+    ),
+    (lambda spark, url, _: load(spark, url, "jobs"), r"Invalid: no table 'jobs'; there are tasks"),
+    (
+        lambda spark, url, _: written(spark.range(1), "overwrite", url=url),
+        r"ConfigError: .* only appends .*\.mode\(\"append\"\)",
+    ),
+    (lambda spark, url, _: written(spark.range(1), "append", url=url, keyColum="id"), r"ConfigError: .* mean 'keyColumn'\?"),
+    (
+        lambda spark, url, folder: streamed(stream(spark, url=url, table="events"), "omniq", folder, url=url),
+        r"ConfigError: format omniq is no sink of a stream: .*foreachBatch\(.*omniq\.spark\.enqueue",
+    ),
+    (
+        lambda spark, url, folder: streamed(stream(spark, url=f"{url}/none.db", table="events"), "noop", folder),
+        r"StoreUnavailable: no store at ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mistake", "sentence"), MISTAKES)
+def test_a_mistake_in_the_bare_format_is_one_sentence_and_no_traceback(
+    spark: "SparkSession", urls: dict[str, str], tmp_path: Path, mistake: Callable[..., Any], sentence: str
+) -> None:
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - of which kind it is depends on where Spark was
+        mistake(spark, urls["sqlite"], tmp_path)
+    said = str(raised.value)
+    of_spark = r"(\[STREAM_FAILED\] .* terminated with exception: )?\[PYTHON_\w+\] Failed [\w ]+: "
+    assert re.match(rf"{of_spark}omniq\.errors\.{sentence}", said.splitlines()[0])
+    assert "Traceback" not in said
+    found = omniq.spark.cause(raised.value)
+    kind, _, text = re.sub(of_spark, "", said.splitlines()[0]).removeprefix("omniq.errors.").partition(": ")
+    assert (type(found).__name__, str(found)) == (kind, text)
 
 
 def test_a_large_table_is_read_in_parts(spark: "SparkSession", tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ def test_keywords_queue_and_times_reach_the_task(sqlite_url: str) -> None:
     ("options", "said"),
     [
         ({"func": ""}, "task needs a name|name"),
-        ({"runid2": "x"}, f"no option 'runid2' for writing; it has {', '.join(WRITE)}"),
+        ({"runid2": "x"}, rf"no option 'runid2' for writing; did you mean 'runId'\? It has {', '.join(WRITE)}"),
+        ({"colour": "red"}, "no option 'colour' for writing; it has url"),
         ({"keyColumn": "id"}, "no column 'id'; the DataFrame has key, a, who"),
         ({"argColumns": "x=a, who"}, r"argColumns 'x=a, who': name columns in order"),
         ({"onConflict": "replace"}, "onConflict 'replace': give skip or error"),

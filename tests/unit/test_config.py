@@ -51,6 +51,8 @@ def test_load_settings_reads_the_process_environment(monkeypatch: pytest.MonkeyP
         ("OMNIQ_DEFAULT_MAX_RETRIES", "0", "default_max_retries", 0),
         ("OMNIQ_RESULT_TTL", "60", "result_ttl_seconds", 60),
         ("OMNIQ_RESULT_TTL", "0", "result_ttl_seconds", 0),
+        ("OMNIQ_EVENTS_MAX_AGE", "3600", "events_max_age", 3600),
+        ("OMNIQ_EVENTS_MAX_COUNT", "5000", "events_max_count", 5000),
         ("OMNIQ_UNKNOWN_FUNCTION_S", "0", "unknown_function_s", 0),
         ("OMNIQ_SERIALIZER", "cloudpickle", "serializer", "cloudpickle"),
         ("OMNIQ_LOG_LEVEL", "debug", "log_level", "DEBUG"),

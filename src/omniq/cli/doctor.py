@@ -13,6 +13,12 @@ from omniq.cli.stores import StoreOption, run
 
 def doctor_command(
     repair: Annotated[bool, typer.Option("--repair", help="Set right what is safe: counters, lost leases, cascades.")] = False,
+    lake: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lake", metavar="DIR", help="Whether this lake keeps up with the store too; repeatable.", show_default=False
+        ),
+    ] = None,
     fail_on: FailOnOption = FailOn.WRONG,
     json: JsonOption = False,
     store: StoreOption = None,
@@ -25,10 +31,16 @@ def doctor_command(
     store: dead letters, tasks that wait without a worker, a paused queue with tasks that could run. With --fail-on warning
     they give exit code 1 too.
 
+    With --lake it also looks whether a lake keeps up with the store: a warning when less than a third is left of the time or
+    the number of events for which the store keeps what has not come in, and something wrong when events were purged before
+    that. How much the store keeps is what this command's settings say: give it the OMNIQ_… variables of the workers.
+
     Example: omniq doctor --repair
 
     Example: omniq doctor --fail-on warning --json
+
+    Example: omniq doctor --lake history --fail-on warning
     """
     from omniq.cli.examination import examine
 
-    report(run(lambda: examine(store, repair)), json, fail_on)
+    report(run(lambda: examine(store, repair, lake or ())), json, fail_on)

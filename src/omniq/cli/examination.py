@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from omniq.cli.busy import alive
@@ -27,7 +27,7 @@ MAX_LOOKED_AT = 20_000
 MAX_TOLD = 5
 
 
-async def examine(store: str | None, repair: bool) -> list[Finding]:
+async def examine(store: str | None, repair: bool, lakes: Sequence[str] = ()) -> list[Finding]:
     """Every check, in the order in which one would look."""
     settings, url = settings_and_url(store)
     oq = AsyncOmniQ.from_url(url, settings=settings)
@@ -35,6 +35,10 @@ async def examine(store: str | None, repair: bool) -> list[Finding]:
         await must_exist(oq, url, create=False)
         async with oq:
             found = await _look(oq.storage, repair)
+            if lakes:
+                from omniq.cli.lake_examination import examine_lakes
+
+                found += await examine_lakes(lakes, oq.storage, settings.retention, url)
     except StoreError as exc:
         found = [_closed(exc, oq.storage.capabilities.local)]
     return [*found, *_place(oq.storage)]

@@ -61,6 +61,9 @@ def ingest_command(
         typer.Option("--every", metavar="TIME", help="Go on, with a batch that often: '30 seconds'.", show_default=False),
     ] = None,
     payloads: Annotated[bool, typer.Option("--payloads", help="Take in the tasks' encoded arguments too.")] = False,
+    accept_gap: Annotated[
+        bool, typer.Option("--accept-gap", help="Go on where events were purged before they came in, and note the gap.")
+    ] = False,
     master: MasterOption = "local[*]",
     conf: ConfOption = None,
     java: JavaOption = "auto",
@@ -69,7 +72,8 @@ def ingest_command(
 ) -> None:
     """Take the events of a store into the lake, each exactly once, up to the last one there is.
 
-    It may be killed at any moment and started again. With --every it goes on until Ctrl-C.
+    It may be killed at any moment and started again. With --every it goes on until Ctrl-C. When the store purged events that
+    had not come in, it says so and ends with code 1. With --accept-gap it takes in what is there, and notes what it lacks.
 
     Example: omniq lake ingest --lake history --store sqlite:///omniq.db
     """
@@ -77,13 +81,16 @@ def ingest_command(
 
     _, url = settings_and_url(store)
     with working(lake, master, java, conf) as (spark, opened):
-        report = ingest_store(spark, url, opened, every, payloads)
+        report = ingest_store(spark, url, opened, every, payloads, accept_gap)
     if json:
         print_json(report)
         return
     print_line(f"took in {count(report.rows, 'event')} of store {report.store} in {short(report.seconds)}")
     if report.quarantined:
         say(f"{count(report.quarantined, 'event')} went into quarantine, with the reason: see {opened.path}/quarantine")
+    if report.gaps:
+        lost = sum(gap.last - gap.first + 1 for gap in report.gaps)
+        say(f"{count(lost, 'event')} had been purged before they came in: the lake goes on without them, see omniq lake status")
 
 
 @app.command("build")
@@ -257,14 +264,17 @@ def erase_command(
 
 @app.command("status")
 def status_command(lake: LakeOption, json: JsonOption = False, store: StoreOption = None) -> None:
-    """Say what the lake holds, and with --store how far it is behind that store. Starts no Spark.
+    """Say what the lake holds, which gaps were accepted, and with --store how far it is behind that store. Starts no Spark.
+
+    It says so when less than a third is left of the time or the number of events for which the store keeps what is not in the
+    lake yet, and when some of it was purged.
 
     Example: omniq lake status --lake history --store sqlite:///omniq.db
     """
     from omniq.cli.lake_status import show_status, status_of
     from omniq.spark import Lake
 
-    found = status_of(Lake(lake), store)
+    found = status_of(Lake(lake), store, settings_and_url(store)[0].retention)
     if json:
         print_json(found)
     else:

@@ -28,7 +28,9 @@ def steps() -> Generator[Callable[[str], None]]:
         yield line.update
 
 
-def ingest_store(spark: SparkSession, url: str, lake: Lake, every: str | None, payloads: bool) -> IngestReport:
+def ingest_store(
+    spark: SparkSession, url: str, lake: Lake, every: str | None, payloads: bool, accept_gap: bool
+) -> IngestReport:
     """Take events in; with `every`, until a signal comes."""
     from omniq.spark.lake.ingest import AVAILABLE_NOW, ingest
 
@@ -41,9 +43,9 @@ def ingest_store(spark: SparkSession, url: str, lake: Lake, every: str | None, p
             show(f"{taken:,} events")
 
         if every is None:
-            return ingest(spark, url, lake, trigger=AVAILABLE_NOW, payloads=payloads, on_batch=tell)
+            return ingest(spark, url, lake, trigger=AVAILABLE_NOW, payloads=payloads, accept_gap=accept_gap, on_batch=tell)
         with _stopping() as stop:
-            return ingest(spark, url, lake, trigger=every, payloads=payloads, stop=stop, on_batch=tell)
+            return ingest(spark, url, lake, trigger=every, payloads=payloads, accept_gap=accept_gap, stop=stop, on_batch=tell)
 
 
 @contextmanager

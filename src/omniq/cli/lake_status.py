@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from omniq.cli.output import count, print_line, print_table
+from omniq.cli.lake_examination import finding_of
+from omniq.cli.output import clean, count, print_line, print_table
+from omniq.spark.lake.gaps import told
+from omniq.spark.lake.lag import lag_of
+from omniq.spark.lake.layout import Gap, Lake, Lost
 
 if TYPE_CHECKING:
-    from omniq.spark.lake.layout import Lake
+    from omniq.operations import Retention
+
+
+MAX_TOLD = 5
 
 
 class TableStatus(msgspec.Struct, kw_only=True):
@@ -23,12 +30,20 @@ class TableStatus(msgspec.Struct, kw_only=True):
 
 
 class StoreStatus(msgspec.Struct, kw_only=True):
-    """A store that was ingested. `behind` counts the events that it has and the lake does not; None if nobody asked it."""
+    """A store that was ingested. What only the store knows is None, or empty, if nobody asked it.
+
+    `behind` counts the events that it has and the lake does not, `left` is the part left of what it keeps, `lost` is what it
+    has no more; `gaps` is what somebody accepted of that. `advice` is what to do.
+    """
 
     store: str
     url: str
     events: int
     behind: int | None = None
+    left: float | None = None
+    lost: list[Lost] = msgspec.field(default_factory=list[Lost])
+    gaps: list[Gap] = msgspec.field(default_factory=list[Gap])
+    advice: str = ""
 
 
 class LakeStatus(msgspec.Struct, kw_only=True):
@@ -38,17 +53,19 @@ class LakeStatus(msgspec.Struct, kw_only=True):
     tables: list[TableStatus]
 
 
-def status_of(lake: Lake, store: str | None) -> LakeStatus:
+def status_of(lake: Lake, store: str | None, retention: Retention) -> LakeStatus:
     from omniq.spark.lake.tables import TABLES
 
     current, about = lake.current(), lake.about()
     seen = lake.manifest("events", current).seen
     stores = {
-        name: StoreStatus(store=name, url=entry.url, events=sum(_length(ranges) for ranges in seen.get(name, {}).values()))
+        name: StoreStatus(
+            store=name, url=entry.url, events=sum(_length(ranges) for ranges in seen.get(name, {}).values()), gaps=entry.gaps
+        )
         for name, entry in about.stores.items()
     }
     if store is not None:
-        _ask(store, seen, stores)
+        _ask(lake, store, retention, stores)
     tables: list[TableStatus] = []
     for name, table in TABLES.items():
         manifest = lake.manifest(name, current)
@@ -66,17 +83,17 @@ def status_of(lake: Lake, store: str | None) -> LakeStatus:
     return LakeStatus(path=str(lake.path), built_at=current.at, stores=list(stores.values()), tables=tables)
 
 
-def _ask(url: str, seen: dict[str, dict[str, list[tuple[int, int]]]], stores: dict[str, StoreStatus]) -> None:
-    """How many events a store has that the lake does not."""
+def _ask(lake: Lake, url: str, retention: Retention, stores: dict[str, StoreStatus]) -> None:
+    """How far the lake is behind a store, and what to do about it."""
     from omniq.spark.address import existing
     from omniq.storage.url import mask
 
     with existing(url) as bulk:
-        name, shards = bulk.info().store_id, bulk.event_shards()
-    last = {shard: ranges[-1][1] for shard, ranges in seen.get(name, {}).items() if ranges}
-    behind = sum(max(shard.last - max(last.get(shard.name, 0), shard.first - 1), 0) for shard in shards)
-    entry = stores.setdefault(name, StoreStatus(store=name, url=mask(url), events=0))
-    entry.behind = behind
+        lag = bulk.call(lag_of(lake, bulk.storage, retention))
+    entry = stores.setdefault(lag.store, StoreStatus(store=lag.store, url=mask(url), events=0))
+    entry.behind, entry.left, entry.lost = lag.behind, lag.left, lag.lost
+    found = finding_of(lake, lag, url)
+    entry.advice = "" if found.status == "ok" else f"{found.message}: {found.remedy}"
 
 
 def _length(ranges: list[tuple[int, int]]) -> int:
@@ -89,5 +106,10 @@ def show_status(found: LakeStatus) -> None:
     for store in found.stores:
         behind = "" if store.behind is None else f", {count(store.behind, 'event')} behind"
         print_line(f"store {store.store} ({store.url}): {count(store.events, 'event')}{behind}")
+        for gap in store.gaps[-MAX_TOLD:]:
+            lost = f"{told(store.store, gap)}, {gap.since:%Y-%m-%d %H:%M:%S} to {gap.until:%Y-%m-%d %H:%M:%S} UTC"
+            print_line(f"gap: {lost}, accepted {gap.accepted_at:%Y-%m-%d}")
+        if store.advice:
+            print_line(clean(store.advice))
     rows = [(t.name, t.layer, t.days, t.files, t.rows, f"{t.bytes / 1_000_000:.1f} MB") for t in found.tables]
     print_table(["TABLE", "LAYER", ">DAYS", ">FILES", ">ROWS", ">SIZE"], rows)

@@ -110,7 +110,7 @@ def identity(url: str) -> tuple[int, int] | None:
     real = resolved(url)
     try:
         found = os.stat(sqlite_path(real) if real.startswith("sqlite:") else file_path(real)) if is_file(real) else None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return None if found is None else (found.st_dev, found.st_ino)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import os
 import re
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
@@ -15,6 +17,8 @@ _TRACEBACK = "Traceback (most recent call last):\n"
 _RAISED = re.compile(r"^(?P<type>[^\W\d][\w.]*)(?:: (?P<text>.*))?\Z", re.MULTILINE | re.DOTALL)
 _JAVA = re.compile(r"\n+(?:\tat |JVM stacktrace:|Driver stacktrace:)")
 _SPARK = re.compile(rf"{_JAVA.pattern}|\n+ ?SQLSTATE: |\n=== Streaming Query")
+# What `sentence_first` leaves of an error, behind Spark's own words.
+_PLAIN = re.compile(r"(?:^|: )(?P<type>omniq\.errors\.\w+): (?P<text>.*)\Z", re.DOTALL)
 
 
 def cause(exc: Exception) -> Exception:
@@ -29,6 +33,9 @@ def cause(exc: Exception) -> Exception:
     said = str(exc)
     _, found, last = said.rpartition(_TRACEBACK)
     if not found:
+        plain = _PLAIN.search(_SPARK.split(said, maxsplit=1)[0].rstrip())
+        if plain:
+            return _rebuilt(plain["type"], plain["text"])
         return SparkFailed(_JAVA.split(said, maxsplit=1)[0].strip()) if _JAVA.search(said) else exc
     trace = _SPARK.split(last, maxsplit=1)[0].rstrip()
     raised = _RAISED.search(trace)
@@ -45,6 +52,21 @@ def _rebuilt(name: str, text: str) -> Exception:
         with suppress(TypeError):
             return kind(text) if text else kind()
     return SparkFailed(f"{name}: {text}" if text else name)
+
+
+@contextmanager
+def sentence_first() -> Generator[None, None, None]:
+    """In a process of Spark's that plans, an error of omniq's reaches the user as its sentence, without a traceback.
+
+    Spark asks the environment how to tell what a process raised, and the process ends with that.
+    """
+    try:
+        yield
+    except OmniQError:
+        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+        if getattr(spec, "name", "").startswith("pyspark."):
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,7 +83,9 @@ def known_options(given: Mapping[str, str], names: Sequence[str], what: str) -> 
     known = {name.lower(): name for name in names}
     for key in given:
         if key.lower() not in known:
-            raise ConfigError(f"format omniq has no option {key!r} for {what}; it has {', '.join(names)}")
+            near = difflib.get_close_matches(key.lower(), known, 1)
+            hint = f"did you mean {known[near[0]]!r}? It has" if near else "it has"
+            raise ConfigError(f"format omniq has no option {key!r} for {what}; {hint} {', '.join(names)}")
     return {known[key.lower()]: value for key, value in given.items()}
 
 

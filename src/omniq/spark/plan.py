@@ -17,6 +17,7 @@ from omniq.operations import Shard
 from omniq.storage.scanning import Range, split
 
 VERSION = 1
+LENIENT = "; to go on with what is there, set failOnDataLoss to false"
 ROWS_PER_PART = 50_000
 
 
@@ -78,7 +79,7 @@ def check_whole(start: Offset, store: str, shards: Sequence[Shard], lenient: boo
     """Raise `EventsLost` when a query cannot go on without a gap, unless it may skip what is gone."""
     sentence = None if lenient else lost(start, store, shards)
     if sentence is not None:
-        raise EventsLost(f"{sentence}; to go on with what is there, set failOnDataLoss to false")
+        raise EventsLost(sentence + LENIENT)
 
 
 def advance(start: Offset, target: Offset, shards: Sequence[Shard], limit: int | None) -> Offset:

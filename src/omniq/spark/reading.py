@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from omniq.errors import Invalid
-from omniq.spark.address import anchored, must_reach
+from omniq.spark.address import ENV, anchored, existing, is_file, must_reach, resolved
 from omniq.spark.options import MAX_ROWS, read_options
 from omniq.spark.sessions import is_connect, is_local
 
@@ -29,7 +29,8 @@ def read(
 
     `columns` and `where` (comparisons joined by AND) keep the rest from leaving the store at all. `url` may be `env:NAME`.
     What came after the first action on the DataFrame is in a new one only: Spark plans a source once.
-    Raises `ConfigError` or `Invalid` for a table, column or predicate that there is not, and for a file on a cluster.
+    Raises `StoreUnavailable` where there is no store, and `ConfigError` or `Invalid` for a table, column or predicate that
+    there is not, and for a file on a cluster.
     """
     options = _options(
         url=shared(spark, url),
@@ -39,6 +40,7 @@ def read(
         numPartitions=partitions,
     )
     read_options(options)
+    _must_be_there(spark, options["url"])
     return spark.read.format("omniq").options(**options).load()
 
 
@@ -68,6 +70,7 @@ def read_stream(
         failOnDataLoss=fail_on_data_loss,
     )
     read_options(options, streaming=True)
+    _must_be_there(spark, options["url"])
     return spark.readStream.format("omniq").options(**options).load()
 
 
@@ -76,10 +79,17 @@ def shared(spark: SparkSession, url: str) -> str:
 
     Of a server's URL given as `env:NAME` only that name goes further. Over Spark Connect the variable is the server's.
     """
-    if is_connect(spark) and url.startswith("env:"):
+    if is_connect(spark) and url.startswith(ENV):
         return url
     must_reach(url, is_local(spark))
     return anchored(url)
+
+
+def _must_be_there(spark: SparkSession, url: str) -> None:
+    """Ask for the store here, before Spark is; only of a server that Spark Connect is to reach this process knows nothing."""
+    if not is_connect(spark) or (not url.startswith(ENV) and is_file(resolved(url))):
+        with existing(url):
+            pass
 
 
 def _options(**given: Any) -> dict[str, str]:

@@ -18,9 +18,10 @@ from pyspark.sql.types import StructType
 
 from omniq.errors import ConfigError, EventsLost
 from omniq.spark.address import Address, address_of, existing
+from omniq.spark.causes import sentence_first
 from omniq.spark.filters import pushed
 from omniq.spark.options import ReadOptions, read_options
-from omniq.spark.plan import between, check_whole, packed, parts_for, size
+from omniq.spark.plan import LENIENT, between, check_whole, packed, parts_for, size
 from omniq.spark.positions import position
 from omniq.spark.schema import arrow_schema, ddl, record_batch
 from omniq.storage.bulk import Bulk
@@ -71,6 +72,7 @@ class BatchReader(DataSourceReader):
         self.options = options
         self.names = tuple(names)
 
+    @sentence_first()
     def partitions(self) -> list[InputPartition]:
         asked = self.options
         with existing(asked.url) as bulk:
@@ -156,8 +158,7 @@ def _scan(
         except EventsLost as exc:
             if options.table != "events" or options.fail_on_data_loss:
                 raise EventsLost(
-                    f"the query wants the events after {range.after} up to {range.upto}, but {exc}; "
-                    "to go on with what is there, set failOnDataLoss to false"
+                    f"the query wants the events after {range.after} up to {range.upto}, but {exc}{LENIENT}"
                 ) from exc
             first = next((s.first for s in bulk.event_shards() if s.name == range.shard), range.upto + 1)
             range = msgspec.structs.replace(range, after=max(first - 1, range.after + 1))

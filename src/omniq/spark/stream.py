@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from omniq.operations import Shard
 from omniq.spark.address import address_of, existing, identity
+from omniq.spark.causes import sentence_first
 from omniq.spark.options import ReadOptions, read_options
 from omniq.spark.plan import Offset, advance, between, check_whole, latest, offset_of
 from omniq.spark.positions import position
@@ -37,15 +38,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Not in __init__: Spark hides what a reader raises before it is there behind an error of its own.
         return read_options(self.given, streaming=True)
 
+    @sentence_first()
     def initialOffset(self) -> dict[str, Any]:
         return position(self._bulk(), self.options.start).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_rows)
 
+    @sentence_first()
     def prepareForTriggerAvailableNow(self) -> None:
         self.target = latest(*self._look())
 
+    @sentence_first()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = offset_of(start)
         store, shards = self._look()
@@ -53,9 +57,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         target = self.target or latest(store, shards)
         return advance(begin, target, shards, limit.max_rows if isinstance(limit, ReadMaxRows) else None).to_json()
 
+    @sentence_first()
     def reportLatestOffset(self) -> dict[str, Any]:
         return latest(*self._look()).to_json()
 
+    @sentence_first()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         upto = offset_of(end)
         parts = between(offset_of(start), upto, self.options.parts)

@@ -15,6 +15,7 @@ from omniq.errors import ConfigError, IdempotencyConflict, Refused, RunClosed
 from omniq.models import new_id
 from omniq.operations import Enqueue, Enqueued
 from omniq.spark.address import Address, address_of, is_file, resolved
+from omniq.spark.causes import sentence_first
 from omniq.spark.options import choice, count, known_options, url_of
 from omniq.spark.rows import Rows, rows_of
 from omniq.storage.bulk import Bulk, open_bulk
@@ -112,7 +113,7 @@ def arguments(text: str, what: str) -> list[str] | dict[str, str]:
 def writer(options: Mapping[str, str], names: Sequence[str], overwrite: bool) -> Writer:
     """Open the run on the driver, so that what is wrong is said before any row is computed."""
     if overwrite:
-        raise ConfigError('format omniq adds tasks and replaces none: write with .mode("append")')
+        raise ConfigError('format omniq only appends tasks and replaces none: write with .mode("append")')
     asked = write_options(options)
     asked.rows.check(names)
     with open_bulk(resolved(asked.url)) as bulk:
@@ -163,11 +164,13 @@ class Writer(DataSourceArrowWriter):
         there = sum(isinstance(outcome, Enqueued) and outcome.existed for outcome in answer)
         return len(tasks) - there, there
 
+    @sentence_first()
     def commit(self, messages: list[Any]) -> None:
         if self.options.visible == "on_commit":
             with self._joined() as bulk:
                 bulk.commit_run(self.options.run_id)
 
+    @sentence_first()
     def abort(self, messages: list[Any]) -> None:
         if self.options.visible == "on_commit":
             with self._joined() as bulk, suppress(RunClosed):  # its time is over, so it is aborted already

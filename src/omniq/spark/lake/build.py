@@ -20,6 +20,7 @@ from omniq.spark.causes import unwrapped
 from omniq.spark.lake import models
 from omniq.spark.lake.checks import check_gaps
 from omniq.spark.lake.days import check_days
+from omniq.spark.lake.gaps import days_of, marked, spans
 from omniq.spark.lake.leftovers import collect
 from omniq.spark.lake.manifest import Manifest, Part
 from omniq.spark.lake.sums import CheckResult, SilverDay, check_gold, check_silver, silver_days
@@ -115,7 +116,9 @@ class _Build:
         self.old = {name: lake.manifest(name, current) for name in (*SILVER, *GOLD)}
         self.new = {name: msgspec.json.decode(msgspec.json.encode(m), type=Manifest) for name, m in self.old.items()}
         self.version = f"_v={current.number + 1:06d}"
-        self.frozen = lake.about().expired_before
+        self.about = lake.about()
+        self.frozen = self.about.expired_before
+        self.lost = spans(self.about)
         self.written: list[str] = []
         self.report = BuildReport(version=self.version.partition("=")[2], days={}, rows={}, seconds=0.0)
 
@@ -133,7 +136,7 @@ class _Build:
         return self.report
 
     def _make(self) -> None:
-        self._hold(check_gaps(self.events, self.lake.about()))
+        self._hold(check_gaps(self.events, self.about, self.lake.path))
         dirty = self._dirty()
         gone = [date.fromisoformat(day) for day in self.old["tasks"].parts if day not in self.events.parts]
         self._hold(check_days(self.lake, [(self.events, dirty)]))
@@ -188,9 +191,10 @@ class _Build:
             touched = None
         else:
             touched = self._changed_days([*dirty, *gone]) if dirty or gone else set[date]()
+            touched |= days_of({*self.lost} ^ {*self.old["tasks"].lost})
         horizon = self.new["tasks"].last
         for manifest in self.new.values():
-            manifest.model, manifest.horizon = models.VERSION, horizon
+            manifest.model, manifest.horizon, manifest.lost = models.VERSION, horizon, self.lost
         return touched
 
     def _changed_days(self, days: list[date]) -> set[date]:
@@ -297,7 +301,7 @@ class _Build:
         self.say(f"building {name}" + ("" if days is None else f", {len(days)} day{'s' if len(days) != 1 else ''}"))
         table, parts = TABLES[name], self.new[name].parts
         if table.layer == "gold":
-            rows = rows.coalesce(1)
+            rows = marked(rows, name, self.lost).coalesce(1)
         root = f"{table.layer}/{name}"
         found = write_days(self.lake, rows.select(*table.names), root, table.partition, self.version, _SORTED[name])
         self.written += [file.path for files in found.values() for file in files]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omniq.errors import CheckFailed
 from omniq.spark.causes import unwrapped
 from omniq.spark.lake.days import check_days
-from omniq.spark.lake.manifest import Manifest, holes
+from omniq.spark.lake.gaps import missing, told
+from omniq.spark.lake.manifest import Manifest
 from omniq.spark.lake.models import VERSION
 from omniq.spark.lake.sums import SHOWN, CheckResult, check_gold, check_silver, silver_days, some
 from omniq.spark.lake.tables import GOLD, SILVER
@@ -27,7 +29,7 @@ def check(spark: SparkSession, lake: Lake, *, fail: bool = True) -> list[CheckRe
     current = lake.current()
     manifests = {name: lake.manifest(name, current) for name in ("events", *SILVER, *GOLD)}
     about = lake.about()
-    results = [*check_gaps(manifests["events"], about), _files(lake, manifests)]
+    results = [*check_gaps(manifests["events"], about, lake.path), _files(lake, manifests)]
     with unwrapped():
         if results[-1].ok:
             every = (*manifests.values(), lake.manifest("payloads", current))
@@ -58,20 +60,27 @@ def _fresh(day: str, stamp: str, manifests: Mapping[str, Manifest]) -> bool:
 # -- bronze --------------------------------------------------------------------------------------------
 
 
-def check_gaps(events: Manifest, about: About) -> list[CheckResult]:
-    """Numbers that are missing between the first and the last of a shard."""
+def check_gaps(events: Manifest, about: About, lake: str | Path = "DIR") -> list[CheckResult]:
+    """Numbers that are missing between the first and the last of a shard; those that somebody accepted are a note."""
     found: list[str] = []
+    notes: list[CheckResult] = []
     shards = 0
-    for store, by_shard in sorted(events.seen.items()):
+    for store, seen in sorted(events.seen.items()):
         entry = about.stores.get(store)
-        if entry is not None and not entry.events_gapless:
-            continue
-        for shard, ranges in sorted(by_shard.items()):
-            shards += 1
-            where = f"store {store}" + (f", shard {shard}" if shard else "")
-            found += [f"events {low} to {high} of {where} are missing" for low, high in holes(ranges)]
-    detail = some(found) if found else f"no gap in the numbers of {shards} {'shard' if shards == 1 else 'shards'}"
-    return [CheckResult(name="gaps", ok=not found, detail=detail)]
+        shards += len(seen)
+        lost = [f"{told(store, one)} are missing" for one in missing(seen, entry)]
+        if lost:
+            url = entry.url if entry else "URL"
+            found.append(f"{some(lost)}; omniq lake ingest --accept-gap --lake {lake} --store {url} goes on without them")
+    for store, entry in sorted(about.stores.items()):
+        if entry.gaps:
+            lost = [
+                f"{told(store, gap)}, {gap.since:%Y-%m-%d %H:%M:%S} to {gap.until:%Y-%m-%d %H:%M:%S} UTC" for gap in entry.gaps
+            ]
+            notes.append(CheckResult(name="note", ok=True, detail=f"purged before they came in: {some(lost)}", note=True))
+    accepted = " that nobody accepted" if notes else ""
+    detail = some(found) or f"no gap{accepted} in the numbers of {shards} {'shard' if shards == 1 else 'shards'}"
+    return [CheckResult(name="gaps", ok=not found, detail=detail), *notes]
 
 
 def _files(lake: Lake, manifests: Mapping[str, Manifest]) -> CheckResult:

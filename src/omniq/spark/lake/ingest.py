@@ -11,25 +11,32 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omniq.errors import ConfigError
+from omniq.errors import ConfigError, EventsLost
+from omniq.models import from_us
 from omniq.spark.causes import unwrapped
 from omniq.spark.lake.bronze import Taken, take_in
-from omniq.spark.lake.layout import Lake, StoreEntry
+from omniq.spark.lake.gaps import ADVICE, accept, must_not_be_set_back, purged, settled, told
+from omniq.spark.lake.layout import Gap, Lake, Lost, StoreEntry
+from omniq.spark.plan import LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from omniq.storage.bulk import Bulk
 
 MAX_ROWS = 100_000
 AVAILABLE_NOW = "available_now"
 
 
 class IngestReport(msgspec.Struct, kw_only=True):
-    """What came in. `known` events were there already; `erased` ones must not come back."""
+    """What came in. `known` events were there already; `erased` ones must not come back; `gaps` were accepted this time."""
 
     store: str
     batches: int = 0
@@ -37,6 +44,7 @@ class IngestReport(msgspec.Struct, kw_only=True):
     quarantined: int = 0
     erased: int = 0
     known: int = 0
+    gaps: list[Gap] = msgspec.field(default_factory=list[Gap])
     seconds: float = 0.0
 
 
@@ -48,30 +56,50 @@ def ingest(
     trigger: str = AVAILABLE_NOW,
     max_rows: int = MAX_ROWS,
     payloads: bool = False,
+    accept_gap: bool = False,
     stop: threading.Event | None = None,
     on_batch: Callable[[Taken], None] | None = None,
 ) -> IngestReport:
     """Take the events of a store into the lake, each once, up to the last one there is.
 
     `trigger` may also be a time such as `"30 seconds"`: then it goes on with a batch that often, until `stop` is set. A batch
-    has at most `max_rows` events. With `payloads` the encoded arguments of the tasks come in too. Raises `EventsLost` when the
-    store purged events that were not taken in, and `LakeError` while another process ingests the same store.
+    has at most `max_rows` events. With `payloads` the encoded arguments of the tasks come in too.
+
+    Raises `EventsLost` when the store purged events that were not taken in. With `accept_gap` it goes on with what is there,
+    and writes into the lake which events it lacks, those of earlier gaps too. Raises `EventsLost` in any case for a store that
+    was set back, and `LakeError` while another process ingests the same store.
     """
     from omniq.spark.address import existing
     from omniq.spark.reading import read_stream
 
     with existing(url) as bulk:
         info = bulk.info()
+    store = info.store_id
+
+    def settle() -> list[Gap]:
+        with existing(url) as bulk:
+            return _settle(spark, bulk, lake, store, accept_gap)
+
+    def tell(taken: Taken) -> None:
+        if accept_gap:
+            gaps.extend(accept(spark, lake, store))
+        if on_batch is not None:
+            on_batch(taken)
+
     with lake.folder.lock(f"ingest-{info.store_id}", f"ingest of {info.store_id}"):
         checkpoint, fresh = _register(lake, info.store_id, info.url, info.capabilities.events_gapless)
-        start = _resume_at(lake, info.store_id) if fresh else "earliest"
-        events = read_stream(spark, url, start=start, max_rows=max_rows)
-        report = follow(events, lake, checkpoint, trigger=trigger, stop=stop, on_batch=on_batch)
-        report.store = info.store_id
+        gaps = settle()
+        start = _resume_at(lake, store) if fresh else "earliest"
+        events = read_stream(spark, url, start=start, max_rows=max_rows, fail_on_data_loss=not accept_gap)
+        try:
+            report = follow(events, lake, checkpoint, trigger=trigger, stop=stop, on_batch=tell)
+        except EventsLost as exc:
+            raise EventsLost(f"{str(exc).removesuffix(LENIENT)}; {ADVICE}") from exc
+        report.store, report.gaps = store, [*gaps, *(settle() if accept_gap else ())]
         if payloads:
             from omniq.spark.lake.payloads import take_payloads
 
-            take_payloads(spark, url, lake, info.store_id)
+            take_payloads(spark, url, lake, store)
         return report
 
 
@@ -145,4 +173,28 @@ def _resume_at(lake: Lake, store: str) -> dict[str, Any] | str:
     seen = lake.manifest("events").seen.get(store)
     if not seen:
         return "earliest"
-    return {"v": 1, "store": store, "shards": {shard: ranges[-1][1] for shard, ranges in seen.items()}}
+    known = settled(seen, lake.about().stores.get(store))
+    return {"v": 1, "store": store, "shards": {shard: ranges[-1][1] for shard, ranges in known.items()}}
+
+
+def _settle(spark: SparkSession, bulk: Bulk, lake: Lake, store: str, accept_gap: bool) -> list[Gap]:
+    """See that the store has all that is to come in; what it purged is accepted, or raises `EventsLost`."""
+    shards = bulk.event_shards()
+    must_not_be_set_back(lake, store, shards)
+    if accept_gap:
+        return accept(spark, lake, store, shards, partial(_next_at, bulk))
+    entry = lake.about().stores[store]
+    seen = lake.manifest("events").seen.get(store, {})
+    lost = purged(seen, entry, shards)
+    if lost:
+        more = f", and events of {len(lost) - 1} more {'shard' if len(lost) == 2 else 'shards'}," if len(lost) > 1 else ""
+        raise EventsLost(f"{told(store, lost[0])}{more} were purged before they came into the lake {lake.path}; {ADVICE}")
+    return []
+
+
+def _next_at(bulk: Bulk, lost: Lost) -> datetime | None:
+    """When the event after some lost ones happened; None if there is none yet."""
+    with suppress(EventsLost):  # it went meanwhile
+        for row in bulk.call(bulk.storage.events(lost.shard, lost.last, 1)):
+            return from_us(row.ts_us)
+    return None

@@ -1,6 +1,6 @@
 """Where a lake keeps things, and which version of each table counts. No Spark is started here.
 
-    lake.json                                  format, id, the stores that were ingested, what was erased or expired
+    lake.json                                  format, id, the stores that were ingested, what was erased, expired or lost
     _manifest/CURRENT                          number of the manifest of each table; replaced at once
     _manifest/<table>/<n>.json                 files of each day
     _checkpoints/<stream>/                     positions of the streams, Spark's own
@@ -36,6 +36,22 @@ FORMAT = 1
 LEFTOVER_S = 86_400
 
 
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """Events of one shard that never came in, by their numbers."""
+
+    shard: str
+    first: int
+    last: int
+
+
+class Gap(Lost, frozen=True, kw_only=True):
+    """Lost events that somebody accepted not to have; they happened between two moments, by the clocks that wrote the log."""
+
+    since: datetime
+    until: datetime
+    accepted_at: datetime
+
+
 class StoreEntry(msgspec.Struct, kw_only=True):
     """A store that was ingested."""
 
@@ -43,6 +59,7 @@ class StoreEntry(msgspec.Struct, kw_only=True):
     events_gapless: bool = True
     since: datetime
     checkpoint: str = ""
+    gaps: list[Gap] = msgspec.field(default_factory=list[Gap])
 
 
 class Erasure(msgspec.Struct, kw_only=True):
@@ -145,7 +162,10 @@ class Lake:
         if not paths:
             return spark.createDataFrame([], table.ddl)
         root = self.folder.address(f"{table.layer}/{name}")
-        return spark.read.schema(table.ddl).option("basePath", root).parquet(*paths).select(*table.names)
+        rows = spark.read.schema(table.ddl).option("basePath", root).parquet(*paths)
+        if "incomplete" in table.names:  # older files do not have it, and those of days whose silver expired stay
+            rows = rows.fillna(value=False, subset=["incomplete"])
+        return rows.select(*table.names)
 
     def views(self, spark: SparkSession) -> None:
         """Every table as a temporary view of its plain name, all of one moment."""

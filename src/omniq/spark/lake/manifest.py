@@ -9,6 +9,7 @@ from itertools import pairwise
 import msgspec
 
 Ranges = list[tuple[int, int]]
+Span = tuple[str, int, int]  # a store, and from when to when in microseconds
 
 
 class File(msgspec.Struct, frozen=True):
@@ -48,6 +49,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     model: int = 0  # version of the models that built it
     pending: list[str] = msgspec.field(default_factory=list[str])  # days of gold that silver left behind
     horizon: datetime | None = None  # the latest event that the last build knew of
+    lost: list[Span] = msgspec.field(default_factory=list[Span])  # the accepted gaps that it knew of
     # Of events only: numbers taken in per store and shard, and the last batch of each stream.
     seen: dict[str, dict[str, Ranges]] = msgspec.field(default_factory=dict[str, dict[str, Ranges]])
     batches: dict[str, int] = msgspec.field(default_factory=dict[str, int])

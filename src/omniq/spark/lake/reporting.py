@@ -14,7 +14,7 @@ import msgspec
 from omniq.spark.causes import unwrapped
 from omniq.spark.lake import plots
 from omniq.spark.lake.figures import Figures, gather
-from omniq.spark.lake.layout import Lake
+from omniq.spark.lake.layout import About, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ def report(
     lake = lake if isinstance(lake, Lake) else Lake(lake)
     with unwrapped():
         figures = gather(spark, lake, since)
-    found = findings(figures)
+    found = findings(figures, told_gaps(lake.about(), since))
     path = Path(out).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -49,9 +49,20 @@ def report(
 # -- what stands out -----------------------------------------------------------------------------
 
 
-def findings(figures: Figures) -> list[str]:
-    """Sentences for somebody who has a minute."""
-    found: list[str] = []
+def told_gaps(about: About, since: date | None) -> list[str]:
+    """What the lake lacks from a day on: hours in which nothing came in have no row that could be marked."""
+    return [
+        f"{_n(gap.last - gap.first + 1)} events between {_when(gap.since)} and {_when(gap.until)} were purged before they "
+        "came in: counts of that time are too low, and what ended then looks unended."
+        for entry in about.stores.values()
+        for gap in entry.gaps
+        if since is None or gap.until.date() >= since
+    ]
+
+
+def findings(figures: Figures, lost: Iterable[str] = ()) -> list[str]:
+    """Sentences for somebody who has a minute; what is `lost` comes first."""
+    found = list(lost)
     for cluster in figures.failures.head(1).itertuples():
         kind = f"{cluster.error_type} in {cluster.name}"
         found.append(

@@ -152,6 +152,7 @@ _QUEUE_MINUTE = """
     total_wait_ms double – sum of the waits of the runs that started
     in_time bigint – runs that started within 60 seconds of being due
     busy_ms double – time that runs spent in this minute; counted when a run has ended
+    incomplete boolean – whether events of that time were purged before they came in, so that counts may be too low
     day date – day of the minute (UTC)
 """
 
@@ -176,6 +177,7 @@ _FUNC_HOUR = """
     run_p99_ms double – 99 % of the runs took this long or less
     wait_sketch binary – KLL sketch of the waits; merge with kll_merge_agg_double
     run_sketch binary – KLL sketch of the times; merge with kll_merge_agg_double
+    incomplete boolean – whether events of that time were purged before they came in, so that counts may be too low
     day date – day of the hour (UTC)
 """
 
@@ -197,6 +199,7 @@ _GROUP_HOUR = """
     blocked_ms double – of it, time in which as many ran as ever did on that day: the most that a limit can have cost
     waiting_end bigint – tasks that waited at the end of the hour
     stuck boolean – whether tasks waited at the end, and none had started in the hour
+    incomplete boolean – whether events of that time were purged before they came in, so that counts may be too low
     day date – day of the hour (UTC)
 """
 
@@ -212,6 +215,7 @@ _FAILURE_DAY = """
     last_seen timestamp – last of the runs' ends
     sample_error string – message of the last one
     sample_ids array<string> – ids of up to 5 of the tasks, the latest first
+    incomplete boolean – whether events of that time were purged before they came in, so that counts may be too low
     day date – day of the ends (UTC)
 """
 
@@ -221,11 +225,12 @@ _RETRY_STORM = """
     window_start timestamp – beginning of five minutes
     attempts bigint – runs started
     tasks bigint – tasks that they belong to
-    retries bigint – runs started beyond the first of each task
+    retries bigint – runs started of a task's second or later attempt, whenever the first was
     attempts_per_task double – attempts by tasks
     baseline double – the same over the 24 hours before; null without any
     ratio double – (retries per task) against that of the baseline: 1 is as usual
     storm boolean – whether there were at least 10 retries, and twice as many per task as usual
+    incomplete boolean – whether events of that time were purged before they came in, so that counts may be too low
     day date – day of the window (UTC)
 """
 
@@ -244,6 +249,7 @@ _CAPACITY_HOUR = """
     forecast_busy_s double – the same for busy_s
     slots_needed bigint – slots for the load (forecast, else measured) with room for its swings: load + 2 × √load, rounded up
     short boolean – whether slots_needed is more than slots_seen
+    incomplete boolean – whether events of that time were purged before they came in, so that counts may be too low
     day date – day of the hour (UTC)
 """
 
