@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from omniq.spark.lake.samples import ALL
 from omniq.spark.lake.tables import TABLES, LakeTable
 
 BEGIN = "<!-- The tables are made from the code by tests/docs/lake_page.py. -->"
+SAMPLES = "<!-- This table is made from the code by tests/docs/lake_page.py. -->\n", "<!-- Here it ends. -->"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "lake.md"
 
 
@@ -17,13 +19,19 @@ def section(table: LakeTable) -> str:
     return "\n".join([head, "", "| column | type | what it is |", "|---|---|---|", *rows])
 
 
+def samples() -> str:
+    rows = [f"| {sample.needed_for} | {sample.least} {sample.of} |" for sample in ALL]
+    return "\n".join([SAMPLES[0], "| for | at least |", "|---|---|", *rows, "", SAMPLES[1]])
+
+
 def tables() -> str:
     return BEGIN + "\n\n" + "\n\n".join(section(table) for table in TABLES.values()) + "\n"
 
 
 def main() -> None:
     before, _, _ = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + tables())
+    head, _, rest = before.partition(SAMPLES[0])
+    PAGE.write_text(head + samples() + rest.partition(SAMPLES[1])[2] + tables())
     print(f"wrote {PAGE.name}", file=sys.stderr)
 
 

@@ -20,6 +20,10 @@ def test_the_tables_of_the_page_are_those_of_the_code() -> None:
     )
 
 
+def test_the_sample_sizes_of_the_page_are_those_of_the_code() -> None:
+    assert lake_page.samples() in PAGE, "run python tests/docs/lake_page.py"
+
+
 def test_every_column_has_a_type_and_a_meaning() -> None:
     for table in TABLES.values():
         assert len(set(table.names)) == len(table.names)

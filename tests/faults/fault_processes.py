@@ -21,8 +21,9 @@ from omniq import BaseStorage
 HERE = Path(__file__).parent
 T = TypeVar("T")
 _FAILED_ONCE = "RuntimeError: the first attempt always fails\n"
+_TOLD_OF_FROZEN = r".* is stopped and holds the write lock.*\n"
 _EXPECTED = re.compile(
-    rf".* failed, it will be retried: {_FAILED_ONCE}Traceback .*\n(?:  .*\n)+{_FAILED_ONCE}|.* is stopped and holds the write lock.*\n"
+    rf".* failed, it will be retried: {_FAILED_ONCE}Traceback .*\n(?:  .*\n)+{_FAILED_ONCE}|{_TOLD_OF_FROZEN}"
 )
 
 on_each_store = pytest.mark.parametrize("fleet", ["sqlite", "file"], indirect=True)

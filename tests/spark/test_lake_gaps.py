@@ -1,7 +1,7 @@
 """Events that were purged before they came in: refused at first, accepted on demand, and marked from then on."""
 
 import shutil
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,13 @@ from omniq import OmniQ, SQLiteStorage
 from omniq.errors import CheckFailed, EventsLost
 from omniq.models import to_us
 from omniq.operations import Retention, Shard
-from omniq.spark import Lake, build, check, ingest, read_stream
+from omniq.spark import Lake, build, check, ingest, read_stream, report
 from omniq.spark.lake.bronze import take_in
 from omniq.spark.lake.build import BuildReport
 from omniq.spark.lake.checks import check_gaps
 from omniq.spark.lake.gaps import _BUCKETS, accept, marked
 from omniq.spark.lake.ingest import IngestReport, follow
 from omniq.spark.lake.layout import Lost, StoreEntry
-from omniq.spark.lake.reporting import told_gaps
 from omniq.spark.lake.tables import GOLD
 from omniq.storage.bulk import open_bulk
 
@@ -146,12 +145,17 @@ def test_files_of_gold_from_before_gaps_could_be_accepted_say_no(spark: "SparkSe
     assert [row["incomplete"] for row in rows] == [False]
 
 
-def test_a_page_about_the_lake_names_the_gaps(story: Story) -> None:
+def test_a_page_about_the_lake_names_the_gaps(spark: "SparkSession", story: Story, tmp_path: Path) -> None:
+    def told(since: date | None) -> list[str]:
+        written = report(spark, story.lake, tmp_path / "report.html", since=since)
+        assert all(sentence in (tmp_path / "report.html").read_text() for sentence in written.findings)
+        return [sentence for sentence in written.findings if "were purged before they came in" in sentence]
+
     (entry,) = story.lake.about().stores.values()
-    sentences = told_gaps(story.lake.about(), None)
+    sentences = told(None)
     assert len(sentences) == len(entry.gaps) == 2
     assert f"3 events between {TEN:%Y-%m-%d %H:%M} and " in sentences[0]
-    assert told_gaps(story.lake.about(), (TEN + 2 * DAY).date()) == sentences[1:]
+    assert told((TEN + 2 * DAY).date()) == sentences[1:]
 
 
 def test_a_gap_that_nobody_accepted_stops_the_build_until_somebody_does(spark: "SparkSession", tmp_path: Path) -> None:

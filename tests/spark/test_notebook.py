@@ -42,4 +42,9 @@ def test_the_demo_of_the_pipeline_ends_with_a_report(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "checks passed" in done.stdout
     assert done.stderr == ""
-    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert "days of made-up history, store synthetic" in done.stdout
+    assert "No worker ran them." in done.stdout
+    assert "  Made up: Retry storm: shop.orders.charge, " in done.stdout
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page
+    assert page.index("Not all was measured") < page.index("Measured</h2>") < page.index("Made up</h2>")

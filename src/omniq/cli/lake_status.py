@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from omniq.cli.lake_examination import finding_of
-from omniq.cli.output import clean, count, print_line, print_table
+from omniq.cli.output import count, print_line, print_table
 from omniq.spark.lake.gaps import told
 from omniq.spark.lake.lag import lag_of
 from omniq.spark.lake.layout import Gap, Lake, Lost
@@ -110,6 +110,6 @@ def show_status(found: LakeStatus) -> None:
             lost = f"{told(store.store, gap)}, {gap.since:%Y-%m-%d %H:%M:%S} to {gap.until:%Y-%m-%d %H:%M:%S} UTC"
             print_line(f"gap: {lost}, accepted {gap.accepted_at:%Y-%m-%d}")
         if store.advice:
-            print_line(clean(store.advice))
+            print_line(store.advice)
     rows = [(t.name, t.layer, t.days, t.files, t.rows, f"{t.bytes / 1_000_000:.1f} MB") for t in found.tables]
     print_table(["TABLE", "LAYER", ">DAYS", ">FILES", ">ROWS", ">SIZE"], rows)

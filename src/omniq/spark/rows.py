@@ -110,7 +110,10 @@ def rows_of(
     target.check(ordered, dict.fromkeys(named))
     without_arguments = Callee(target.name, target.options, None)
     queue = AsyncTaskQueue(MemoryStorage(), load_settings())
-    form = queue.template(without_arguments, make_options(options or {}))([], {})
+    given: OptionFields = {**(options or {})}
+    if group is not None:
+        given["group"] = "of the row"  # a limit without a group is refused; each row has its own
+    form = queue.template(without_arguments, make_options(given))([], {})
     return Rows(
         form=msgspec.structs.replace(form, payload=None),
         namespace=f"{form.queue}/{form.name}" if namespace is None else namespace,

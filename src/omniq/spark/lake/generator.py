@@ -2,7 +2,7 @@
 
 Everything is a function of the seed and the task's number, by hashing; so the rows do not depend on how Spark splits the work.
 The shape is that of a shop: queues of different speed, busy days and quiet nights, groups (customers) with limits, functions
-that fail in their own ways, and once a week an hour in which one of them fails most of the time.
+that fail in their own ways, and once a week an hour in which one of them fails most of the time, and is asked for more.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from omniq.spark.lake.facts import MADE_UP
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EVENTS_PER_TASK = 3.27  # about
 ATTEMPTS = 4
-STORM_HOUR = 14
+STORM_WEEKDAY, STORM_HOUR = 3, 14  # days count from the first one
+_CHARGE = 2  # the kind that fails then
+_FEW = 100_000  # tasks, which one process sorts faster than many
 _US = 1_000_000
 
 # queue, function, share of all tasks, mean run in ms, part of runs that fail, errors
@@ -70,19 +74,20 @@ def history(
     days: int = 14,
     start: date = date(2026, 1, 1),
     seed: int = 0,
-    store: str = "synthetic",
+    store: str = MADE_UP,
     by_queue: bool = False,
     first: int = 0,
 ) -> DataFrame:
     """About so many events of tasks stored on so many days, as the columns of the table `events`.
 
     `by_queue` numbers the events per queue, as Redis does; else the store has one shard. `first` is the number of the first
-    task: two histories with other numbers have no task in common. Sequence numbers begin at 1 in each.
+    task: two histories with other numbers have no task in common. Sequence numbers begin at 1 in each. A report shows a store
+    called `synthetic`, or `synthetic-…`, as made up.
     """
     n = max(1, round(events / EVENTS_PER_TASK))
-    rows = spark.range(first, first + n, 1, max(1, n // 100_000) if n > 100_000 else 2)
+    rows = spark.range(first, first + n, 1, max(1, n // _FEW) if n > _FEW else 2)
     told = _told(_tasks(rows, n, first, days, start, seed))
-    return _numbered(told, store, by_queue)
+    return _numbered(told, store, by_queue, at_once=n <= _FEW)
 
 
 def _tasks(rows: DataFrame, n: int, first: int, days: int, start: date, seed: int) -> DataFrame:
@@ -94,6 +99,13 @@ def _tasks(rows: DataFrame, n: int, first: int, days: int, start: date, seed: in
 
     base = int(datetime(start.year, start.month, start.day, tzinfo=UTC).timestamp()) * _US
     day_us = 86_400 * _US
+    rows = rows.select("id", u("pick").alias("pick"))
+    kind: Column = F.lit(len(_KINDS) - 1)
+    upto = 1.0
+    for index in range(len(_KINDS) - 2, -1, -1):
+        upto -= _KINDS[index + 1][2]
+        kind = F.when(F.col("pick") < upto, F.lit(index)).otherwise(kind)
+    rows = rows.select("*", kind.alias("kind"))
     # Two thirds of a day's tasks come between 8 and 20 o'clock.
     evenly = (F.col("id") - first + u("when")) * (days / n)
     day = F.floor(evenly)
@@ -103,27 +115,24 @@ def _tasks(rows: DataFrame, n: int, first: int, days: int, start: date, seed: in
         .when(within < 5 / 6, 1 / 3 + (within - 1 / 6) * 0.75)
         .otherwise(5 / 6 + (within - 5 / 6))
     )
+    # Half of the charges of a bad day are made in its storm: so few tasks a day would not show it otherwise.
+    surge = (F.col("kind") == _CHARGE) & (F.pmod(day, F.lit(7)) == STORM_WEEKDAY) & (u("surge") < 0.5)
+    clock = F.when(surge, (STORM_HOUR + u("again")) / 24).otherwise(clock)
     enqueued = (F.lit(base) + day * day_us + (clock * day_us).cast("bigint")).cast("bigint")
-    kind: Column = F.lit(len(_KINDS) - 1)
-    upto = 1.0
-    for index in range(len(_KINDS) - 2, -1, -1):
-        upto -= _KINDS[index + 1][2]
-        kind = F.when(F.col("pick") < upto, F.lit(index)).otherwise(kind)
 
     def of_kind(value: int) -> Column:
         return F.element_at(F.array(*[F.lit(k[value]) for k in _KINDS]), F.col("kind") + 1)
 
     hour = F.pmod(F.floor((F.col("enqueued") - base) / (3600 * _US)), F.lit(24))
     weekday = F.pmod(F.floor((F.col("enqueued") - base) / day_us), F.lit(7))
-    storm = (F.col("kind") == 2) & (hour == STORM_HOUR) & (weekday == 3)
+    storm = (F.col("kind") == _CHARGE) & (hour == STORM_HOUR) & (weekday == STORM_WEEKDAY)
     # One group in ten tasks of its queue is greedy; others share the rest. Newsletters have no group.
     group = (
         F.when(F.col("kind") == 1, F.lit(None).cast("string"))
         .when(u("greedy") < 0.12, F.lit("acme"))
         .when(u("grouped") < 0.5, F.format_string("customer-%02d", (u("group") * 40).cast("int")))
     )
-    rows = rows.select("id", u("pick").alias("pick"), enqueued.alias("enqueued"))
-    rows = rows.select("*", kind.alias("kind"))
+    rows = rows.select("*", enqueued.alias("enqueued"))
     delay = F.when(u("later") < 0.05, (u("delay") * 3600 * _US).cast("bigint")).otherwise(F.lit(0).cast("bigint"))
     rows = rows.select(
         "*",
@@ -136,7 +145,7 @@ def _tasks(rows: DataFrame, n: int, first: int, days: int, start: date, seed: in
         F.concat(
             F.lpad(F.lower(F.hex(F.xxhash64(F.lit(seed), F.col("id")))), 16, "0"), F.lpad(F.lower(F.hex("id")), 16, "0")
         ).alias("task_id"),
-        F.format_string("web%d:%d", (u("host") * 4).cast("int"), (u("pid") * 900 + 100).cast("int")).alias("worker"),
+        F.format_string("web%d:%d", (u("host") * 4).cast("int"), (u("pid") * 6 + 100).cast("int")).alias("worker"),
         (u("size") * 400 + 20).cast("int").alias("payload_bytes"),
         (u("cancel") < 0.01).alias("cancelled"),
         (u("lost") < 0.002).alias("lost"),
@@ -233,17 +242,21 @@ def _told(tasks: DataFrame) -> DataFrame:
     return every.where(F.col("e").isNotNull()).select("id", "task_id", "queue", "name", "group_id", "enqueued", "k", "e.*")
 
 
-def _numbered(told: DataFrame, store: str, by_queue: bool) -> DataFrame:
+def _numbered(told: DataFrame, store: str, by_queue: bool, at_once: bool) -> DataFrame:
     """With a number per shard, in the order of time, without a gap; hour by hour, so that no one process sorts it all."""
     from pyspark.sql import Window
 
-    shard = F.col("queue") if by_queue else F.lit("")
-    rows = told.select("*", shard.alias("shard"), F.floor(F.col("us") / (3600 * _US)).alias("h"))
-    before = Window.partitionBy("shard").orderBy("h").rowsBetween(Window.unboundedPreceding, -1)
-    counts = rows.groupBy("shard", "h").agg(F.count(F.lit(1)).alias("n"))
-    offsets = counts.select("shard", "h", F.coalesce(F.sum("n").over(before), F.lit(0)).alias("earlier"))
-    within = Window.partitionBy("shard", "h").orderBy("us", "id", "k")
-    rows = rows.select("*", F.row_number().over(within).alias("place")).join(F.broadcast(offsets), ["shard", "h"])
+    rows = told.select("*", (F.col("queue") if by_queue else F.lit("")).alias("shard"))
+    if at_once:
+        place = F.row_number().over(Window.partitionBy("shard").orderBy("us", "id", "k"))
+        rows = rows.select("*", place.alias("place"), F.lit(0).alias("earlier"))
+    else:
+        rows = rows.select("*", F.floor(F.col("us") / (3600 * _US)).alias("h"))
+        before = Window.partitionBy("shard").orderBy("h").rowsBetween(Window.unboundedPreceding, -1)
+        counts = rows.groupBy("shard", "h").agg(F.count(F.lit(1)).alias("n"))
+        offsets = counts.select("shard", "h", F.coalesce(F.sum("n").over(before), F.lit(0)).alias("earlier"))
+        within = Window.partitionBy("shard", "h").orderBy("us", "id", "k")
+        rows = rows.select("*", F.row_number().over(within).alias("place")).join(F.broadcast(offsets), ["shard", "h"])
     moment = F.timestamp_micros
     return rows.select(
         F.lit(store).alias("store"),

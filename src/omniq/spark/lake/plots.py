@@ -1,22 +1,39 @@
-"""The pictures of a report, as SVG text that stands inside the page."""
+"""The pictures of a report, drawn from plain values, as SVG text that stands inside the page."""
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import NullLocator
 
-from omniq.spark.lake.figures import Figures
+from omniq.spark.lake import units
+from omniq.spark.lake.facts import (
+    DayFailures,
+    FailureKind,
+    Flow,
+    FunctionTimes,
+    GroupWait,
+    HourLoad,
+    Incident,
+    Percentiles,
+    Retries,
+    SlotHour,
+)
+from omniq.spark.lake.samples import LIMIT
+from omniq.spark.lake.scales import Scale, counts, durations, moments
 
-GOOD, WAIT, BAD, QUIET, LINE = "#2a7f62", "#e09f3e", "#b3323a", "#9aa5b1", "#1f4e79"
+GOOD, WAIT, BAD, QUIET, LINE, PALE = "#2a7f62", "#e09f3e", "#b3323a", "#9aa5b1", "#1f4e79", "#cbd9e6"
+KINDS = 6  # of failures with a colour of their own
+_WIDTH = 10
 _STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#c5ccd3",
@@ -24,6 +41,7 @@ _STYLE: Any = {
     "axes.labelcolor": "#52606d",
     "axes.spines.right": False,
     "axes.spines.top": False,
+    "axes.unicode_minus": False,
     "font.family": "sans-serif",
     "font.size": 9,
     "grid.color": "#e4e7eb",
@@ -35,223 +53,278 @@ _STYLE: Any = {
     "ytick.color": "#52606d",
 }
 
+P = ParamSpec("P")
 
-def draw(name: str, paint: Callable[[Figure], None], size: tuple[float, float] = (10, 3)) -> str:
-    """One picture. The same numbers give the same text."""
+
+def _styled(paint: Callable[P, Figure]) -> Callable[P, Figure]:
+    @functools.wraps(paint)
+    def painted(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with mpl.rc_context(_STYLE):
+            return paint(*args, **kwargs)
+
+    return painted
+
+
+def svg(name: str, figure: Figure) -> str:
+    """One picture. The same numbers give the same text; names on one page have to differ."""
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=size, layout="constrained")
-        paint(figure)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-    svg = text.getvalue()
-    return svg[svg.index("<svg") :]
+    drawn = text.getvalue()
+    return drawn[drawn.index("<svg") :]
 
 
-def milliseconds(value: float, _: Any = None) -> str:
-    """A duration the way people say it."""
-    if value != value:
-        return "–"
-    if value < 1:
-        return f"{value:.1g} ms" if value else "0"
-    if value < 1000:
-        return f"{value:.0f} ms"
-    seconds = value / 1000
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes = seconds / 60
-    return f"{minutes:.3g} min" if minutes < 120 else f"{minutes / 60:.3g} h"
+# -- axes ----------------------------------------------------------------------------------------
 
 
-def _times(axes: Axes) -> None:
-    locator = AutoDateLocator(minticks=3, maxticks=9)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    axes.margins(x=0.01)
-    if axes.dataLim.width * 1440 < 1:  # a single moment: without a span of ours its axis would show years
-        axes.set_xlim(axes.dataLim.x0 - 1 / 48, axes.dataLim.x0 + 1 / 48)
+def _figure(height: float) -> Figure:
+    return Figure(figsize=(_WIDTH, height), layout="constrained")
 
 
-def _durations(axes: Axes) -> None:
-    axes.set_yscale("symlog", linthresh=1)
-    axes.yaxis.set_major_formatter(FuncFormatter(milliseconds))
-    axes.set_ylim(bottom=0)
+def _across(axes: Axes, scale: Scale, room: float = 0.01) -> None:
+    """The horizontal axis; `room` at both ends, as a part of it, keeps points from being cut."""
+    _scaled(axes.set_xscale, scale)
+    margin = 0 if scale.log else (scale.high - scale.low) * room
+    axes.set_xlim(scale.low if scale.low == 0 else scale.low - margin, scale.high + margin)
+    axes.set_xticks(scale.marks, scale.words)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(scale.caption, loc="right")
 
 
-def throughput(figures: Figures) -> str:
-    table, width = figures.throughput, figures.step
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        wide: Any = width * 0.95
-        bottom = np.zeros(len(table))
-        for column, colour, label in (
-            ("succeeded", GOOD, "succeeded"),
-            ("retried", WAIT, "failed, to be tried again"),
-            ("failed", BAD, "failed for good"),
-            ("expired", QUIET, "worker lost"),
-        ):
-            axes.bar(table["bucket"], table[column], wide, bottom, color=colour, label=label, align="edge", linewidth=0)
-            bottom = bottom + table[column].to_numpy()
-        axes.set_ylabel(f"runs per {_span(width)}")
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        backlog = axes.twinx()
-        backlog.plot(table["bucket"] + width, table["backlog"], color=LINE, linewidth=1.5, label="waiting or running")
-        backlog.set_ylabel("tasks waiting or running")
-        backlog.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        backlog.set_ylim(bottom=0)
-        backlog.grid(False)
-        backlog.spines["right"].set_visible(True)
-        _times(axes)
-        handles = [*axes.get_legend_handles_labels()[0], *backlog.get_legend_handles_labels()[0]]
-        figure.legend(handles=handles, loc="outside upper left", ncols=5)
-
-    return draw("throughput", paint)
+def _up(axes: Axes, scale: Scale) -> None:
+    _scaled(axes.set_yscale, scale)
+    axes.set_ylim(scale.low, scale.high)
+    axes.set_yticks(scale.marks, scale.words)
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
-def percentiles(figures: Figures, kind: str) -> str:
-    table = figures.percentiles
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        marker = "o" if len(table) < 30 else None
-        for share, colour in (("p50", GOOD), ("p95", WAIT), ("p99", BAD)):
-            axes.plot(table["bucket"], table[f"{kind}_{share}"], color=colour, label=share, marker=marker, markersize=3)
-        _durations(axes)
-        _times(axes)
-        figure.legend(loc="outside upper left", ncols=3)
-
-    return draw(kind, paint, (10, 2.6))
+def _scaled(choose: Callable[..., Any], scale: Scale) -> None:
+    # What is below the first mark, as a wait of 0 is, stands on it.
+    choose("log", nonpositive="clip") if scale.log else choose("linear")
 
 
-def heat_map(figures: Figures) -> str:
-    grid = np.full((7, 24), np.nan)
-    for row in figures.hours.itertuples():
-        grid[int(row.weekday), int(row.hour)] = row.started
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        shown = axes.pcolormesh(grid, cmap="YlGnBu", edgecolors="white", linewidth=1)
-        axes.invert_yaxis()
-        axes.set_yticks(np.arange(7) + 0.5, ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"])
-        axes.set_xticks(np.arange(0, 24, 2) + 0.5, [f"{hour:02}" for hour in range(0, 24, 2)])
-        axes.set_xlabel("hour (UTC)")
-        axes.grid(False)
-        figure.colorbar(shown, ax=axes, label="runs started", format=FuncFormatter(lambda value, _: f"{value:,.0f}"))
-
-    return draw("hours", paint, (10, 2.6))
+def _length(values: Sequence[float | None]) -> Scale:
+    known = [value for value in values if value is not None]
+    return durations(min((value for value in known if value > 0), default=0), max(known, default=0))
 
 
-def failures(figures: Figures) -> str:
-    top = figures.failures.head(6)
-    days = sorted(set(figures.failures_by_day["day"]))
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        places, bottom = np.arange(len(days)), np.zeros(len(days))
-        colours = mpl.color_sequences["tab10"]
-        for number, cluster in enumerate(top.itertuples()):
-            mine = figures.failures_by_day[figures.failures_by_day["fingerprint"] == cluster.fingerprint]
-            counted = mine.groupby("day")["failures"].sum()
-            heights = np.array([float(counted.get(day, 0)) for day in days])
-            label = f"{cluster.name.rpartition(':')[2]}: {cluster.error_type}"
-            axes.bar(places, heights, 0.6, bottom, color=colours[number], label=_short(label, 38))
-            bottom = bottom + heights
-        axes.set_ylabel("failed runs per day")
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.margins(x=max(0.05, 0.6 - len(days) / 10))
-        shown = places[:: -(-len(days) // 10) or 1]
-        axes.set_xticks(shown, [str(days[place]) for place in shown])
-        figure.legend(loc="outside upper left", ncols=3)
-
-    return draw("failures", paint)
+def _seconds(at: datetime) -> float:
+    return at.timestamp()
 
 
-def storms(figures: Figures) -> str:
-    table = figures.storms
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        colours = mpl.color_sequences["tab10"]
-        for number, (name, rows) in enumerate(table.groupby("name", sort=False)):
-            axes.plot(
-                rows["window_start"], rows["attempts_per_task"], color=colours[number], linewidth=1, label=_short(name, 38)
-            )
-        stormy = table[table["storm"].eq(other=True)]
-        axes.scatter(stormy["window_start"], stormy["attempts_per_task"], color=BAD, s=28, zorder=3, label="storm")
-        axes.set_ylabel("runs per task, in five minutes")
-        axes.set_ylim(bottom=0)
-        _times(axes)
-        figure.legend(loc="outside upper left", ncols=3)
-
-    return draw("storms", paint, (10, 2.6))
+def _rows(axes: Axes, labels: Sequence[str]) -> Any:
+    """A line for each label, the first one on top; where they stand."""
+    places = np.arange(len(labels))[::-1]
+    axes.set_yticks(places, [_short(label, 44) for label in labels])
+    axes.set_ylim(-0.6, len(labels) - 0.4)
+    axes.grid(False, axis="y")
+    return places
 
 
-def slowest(figures: Figures) -> str:
-    table = figures.slowest.iloc[::-1]
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        places = np.arange(len(table))
-        axes.barh(places, table["run_p95"], 0.62, color="#cbd9e6", label="p95")
-        axes.barh(places, table["run_p50"], 0.3, color=LINE, label="p50")
-        axes.set_yticks(places, [_short(name, 44) for name in table["name"]])
-        axes.set_xscale("symlog", linthresh=1)
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(FuncFormatter(milliseconds))
-        axes.grid(False, axis="y")
-        figure.legend(loc="outside upper left", ncols=2)
-
-    return draw("slowest", paint, (10, 0.9 + 0.32 * len(table)))
+# -- pictures ------------------------------------------------------------------------------------
 
 
-def groups(figures: Figures) -> str:
-    table = figures.groups.iloc[::-1]
+@_styled
+def throughput(flows: Sequence[Flow], step_s: float, first: datetime, last: datetime) -> Figure:
+    figure = _figure(3)
+    axes = figure.subplots()
+    at = [_seconds(flow.at) for flow in flows]
+    bottom = np.zeros(len(flows))
+    for kind, colour, label in (
+        ("succeeded", GOOD, "succeeded"),
+        ("retried", WAIT, "failed, to be tried again"),
+        ("failed", BAD, "failed for good"),
+        ("expired", QUIET, "worker lost"),
+    ):
+        heights = np.array([getattr(flow, kind) for flow in flows])
+        axes.bar(at, heights, step_s * 0.95, bottom, color=colour, label=label, align="edge", linewidth=0)
+        bottom = bottom + heights
+    axes.set_ylabel(f"runs per {units.step(step_s)}")
+    _up(axes, counts(float(bottom.max(initial=0))))
+    backlog = axes.twinx()
+    ends, waiting = [moment + step_s for moment in at], [flow.backlog for flow in flows]
+    backlog.step([*at[:1], *ends], [0, *waiting] if at else [], where="post", color=LINE, linewidth=1.2, label=_BACKLOG)
+    backlog.set_ylabel("tasks")
+    _up(backlog, counts(max(waiting, default=0)))
+    backlog.grid(False)
+    backlog.spines["right"].set_visible(True)
+    _across(axes, _span(flows, step_s, first, last))
+    handles = [*axes.get_legend_handles_labels()[0], *backlog.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside upper left", ncols=5)
+    return figure
 
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        places = np.arange(len(table))
-        axes.barh(places, table["waiting_ms"] / 60_000, 0.62, color="#cbd9e6", label="tasks waited")
-        axes.barh(places, table["blocked_ms"] / 60_000, 0.3, color=BAD, label="while as many ran as ever did: its limit")
-        axes.set_yticks(places, [_short(f"{row.queue} / {row.group_id}", 44) for row in table.itertuples()])
-        axes.set_xlabel("minutes")
-        axes.grid(False, axis="y")
-        figure.legend(loc="outside upper left", ncols=2)
 
-    return draw("groups", paint, (10, 1 + 0.32 * len(table)))
+_THURSDAY = 3  # the weekday on which the numbers of hours begin
+_BACKLOG = "waiting or running (right axis)"
 
 
-def capacity(figures: Figures) -> str:
-    queues = list(dict.fromkeys(figures.capacity["queue"]))
+def _span(rows: Sequence[Flow | Percentiles | Retries], step_s: float, first: datetime, last: datetime) -> Scale:
+    """From the first step to the end of the last one."""
+    ends = [row.at + timedelta(seconds=step_s) for row in rows]
+    return moments(min([first, *(row.at for row in rows)]), max([last, *ends]))
 
-    def paint(figure: Figure) -> None:
-        for axes, queue in zip(np.atleast_1d(figure.subplots(len(queues), 1, sharex=True)), queues, strict=True):
-            rows = figures.capacity[figures.capacity["queue"] == queue]
-            ahead = rows[rows["is_forecast"].eq(other=True)]
-            past = rows[~rows["is_forecast"].eq(other=True)]
-            axes.step(past["hour"], past["slots_needed"], where="post", color=LINE, label="needed, measured")
-            axes.step(ahead["hour"], ahead["slots_needed"], where="post", color=LINE, linestyle=":", label="needed, forecast")
-            axes.step(rows["hour"], rows["slots_seen"], where="post", color=GOOD, label="slots seen")
-            short = rows[rows["short"].eq(other=True)]
-            axes.scatter(short["hour"], short["slots_needed"], color=BAD, s=16, zorder=3, label="too few")
-            if len(ahead):
-                axes.axvspan(ahead["hour"].min(), ahead["hour"].max(), color="#f0f4f8", zorder=0)
-            axes.set_title(_short(str(queue), 60), loc="left", fontsize=9)
-            axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-            axes.set_ylim(bottom=0)
-            _times(axes)
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=4)
 
-    return draw("capacity", paint, (10, 1 + 1.7 * max(len(queues), 1)))
+@_styled
+def percentiles(rows: Sequence[Percentiles], kind: str, step_s: float, first: datetime, last: datetime) -> Figure:
+    figure = _figure(2.6)
+    axes = figure.subplots()
+    at = [_seconds(row.at) + step_s / 2 for row in rows]
+    shown: list[float | None] = []
+    for share, colour in (("p50", GOOD), ("p95", WAIT), ("p99", BAD)):
+        values: list[float | None] = [getattr(row, f"{kind}_{share}") for row in rows]
+        if not any(value is not None for value in values):
+            continue
+        shown += values
+        drawn = [float("nan") if value is None else value for value in values]
+        axes.plot(at, drawn, color=colour, label=share, marker="o", markersize=3 if len(rows) < 60 else 1, clip_on=False)
+    _up(axes, _length(shown))
+    _across(axes, _span(rows, step_s, first, last))
+    figure.legend(loc="outside upper left", ncols=3)
+    return figure
+
+
+@_styled
+def heat_map(hours: Sequence[HourLoad], first: datetime, last: datetime) -> Figure:
+    """The mean of the weeks, for one may have two Mondays; an hour of the week that was not seen is blank."""
+    grid, weeks = np.zeros((7, 24)), np.zeros((7, 24))
+    for hour in range(int(_seconds(first) // 3600), int(-(-_seconds(last) // 3600))):
+        weeks[(hour // 24 + _THURSDAY) % 7, hour % 24] += 1
+    for row in hours:
+        grid[row.weekday, row.hour] = row.started
+    grid = np.divide(grid, weeks, out=np.full((7, 24), np.nan), where=weeks > 0)
+    scale = counts(float(np.nanmax(grid)))
+    figure = _figure(2.6)
+    axes = figure.subplots()
+    # By the root: one hour of a storm would leave all others as pale as the night.
+    by_root = PowerNorm(0.5, vmin=0, vmax=scale.high)
+    shown = axes.pcolormesh(grid, cmap="YlGnBu", edgecolors="white", linewidth=1, norm=by_root)
+    axes.invert_yaxis()
+    axes.set_yticks(np.arange(7) + 0.5, ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"])
+    axes.set_xticks(np.arange(0, 24, 2), [f"{hour:02}:00" for hour in range(0, 24, 2)])
+    axes.set_xlabel("UTC", loc="right")
+    axes.grid(False)
+    bar = figure.colorbar(shown, ax=axes, label="runs started, mean")
+    bar.set_ticks(list(scale.marks), labels=list(scale.words))
+    return figure
+
+
+@_styled
+def failures(kinds: Sequence[FailureKind], by_day: Sequence[DayFailures]) -> Figure:
+    """Days without a failure have their place too."""
+    first, last = min(row.day for row in by_day), max(row.day for row in by_day)
+    days = [first + timedelta(days=n) for n in range((last - first).days + 1)]
+    figure = _figure(3)
+    axes = figure.subplots()
+    places, bottom = np.arange(len(days)), np.zeros(len(days))
+    colours = mpl.color_sequences["tab10"]
+    left = dict.fromkeys(days, 0)
+    named = {(kind.fingerprint, kind.name): number for number, kind in enumerate(kinds[:KINDS])}
+    heights = np.zeros((len(named), len(days)))
+    for row in by_day:
+        number = named.get((row.fingerprint, row.name))
+        if number is None:
+            left[row.day] += row.failures
+        else:
+            heights[number, (row.day - first).days] += row.failures
+    for number, kind in enumerate(kinds[:KINDS]):
+        label = f"{kind.name.rpartition(':')[2]}: {kind.error_type}"
+        axes.bar(places, heights[number], 0.7, bottom, color=colours[number], label=_short(label, 56))
+        bottom = bottom + heights[number]
+    if any(left.values()):
+        axes.bar(places, list(left.values()), 0.7, bottom, color=QUIET, label="others")
+        bottom = bottom + np.array(list(left.values()))
+    axes.set_ylabel("failed runs per day")
+    _up(axes, counts(float(bottom.max())))
+    axes.set_xlim(min(-0.5, len(days) / 2 - 4), max(len(days) - 0.5, len(days) / 2 + 3))
+    shown = places[:: -(-len(days) // 10) or 1]
+    axes.set_xticks(shown, [units.day(days[place]) for place in shown])
+    axes.set_xlabel(f"{first.year}, UTC" if first.year == last.year else f"{first.year} to {last.year}, UTC", loc="right")
+    figure.legend(loc="outside upper left", ncols=2)
+    return figure
+
+
+@_styled
+def retries(rows: Sequence[Retries], found: Sequence[Incident], step_s: float, first: datetime, last: datetime) -> Figure:
+    figure = _figure(2.8)
+    axes = figure.subplots()
+    colours = mpl.color_sequences["tab10"]
+    bottom: dict[datetime, int] = {}
+    for number, name in enumerate(dict.fromkeys(row.name for row in rows)):
+        mine = [row for row in rows if row.name == name]
+        below = [bottom.get(row.at, 0) for row in mine]
+        at, heights = [_seconds(row.at) for row in mine], [row.retries for row in mine]
+        axes.bar(at, heights, step_s * 0.95, below, color=colours[number], label=_short(name, 44), align="edge", linewidth=0)
+        bottom.update({row.at: low + row.retries for row, low in zip(mine, below, strict=True)})
+    for number, incident in enumerate(found):
+        begins, ends = _seconds(incident.begins), _seconds(incident.ends)
+        axes.axvspan(begins, ends, color=BAD, alpha=0.15, zorder=0, linewidth=0, label="" if number else "storm")
+    axes.set_ylabel(f"retries per {units.step(step_s)}")
+    _up(axes, counts(max(bottom.values(), default=0)))
+    _across(axes, _span(rows, step_s, first, last))
+    figure.legend(loc="outside upper left", ncols=3)
+    return figure
+
+
+@_styled
+def slowest(rows: Sequence[FunctionTimes]) -> Figure:
+    """From the p50 to the p95 of each; those without a p95 have no place."""
+    rows = [row for row in rows if row.run_p95 is not None]
+    figure = _figure(1.1 + 0.32 * len(rows))
+    axes = figure.subplots()
+    places = _rows(axes, [row.name for row in rows])
+    half, most = [row.run_p50 or 0.0 for row in rows], [row.run_p95 or 0.0 for row in rows]
+    scale = _length([*half, *most])
+    axes.hlines(places, np.maximum(half, scale.low), most, color=PALE, linewidth=5)
+    axes.plot(np.maximum(half, scale.low), places, "o", color=LINE, label="p50", clip_on=False)
+    axes.plot(most, places, "o", color=WAIT, label="p95", clip_on=False)
+    _across(axes, scale)
+    figure.legend(loc="outside upper left", ncols=2)
+    return figure
+
+
+@_styled
+def groups(rows: Sequence[GroupWait]) -> Figure:
+    figure = _figure(1.1 + 0.32 * len(rows))
+    axes = figure.subplots()
+    places = _rows(axes, [f"{row.queue} / {row.group_id}" for row in rows])
+    axes.barh(places, [row.waiting_ms for row in rows], 0.62, color=PALE, label="tasks waited")
+    limited = "while as many ran as ever did: its limit"
+    blocked = [row.blocked_ms if LIMIT.enough(row.started) else 0 for row in rows]
+    axes.barh(places, blocked, 0.3, color=BAD, label=limited)
+    _across(axes, durations(0, max(row.waiting_ms for row in rows)))
+    figure.legend(loc="outside upper left", ncols=2)
+    return figure
+
+
+@_styled
+def capacity(queues: Mapping[str, Sequence[SlotHour]]) -> Figure:
+    figure = _figure(1 + 1.7 * len(queues))
+    every = [row.hour for rows in queues.values() for row in rows]
+    span = moments(min(every), max(every) + timedelta(hours=1))
+    below = np.atleast_1d(figure.subplots(len(queues), 1))
+    for axes, (queue, rows) in zip(below, queues.items(), strict=True):
+        past, ahead = [row for row in rows if not row.is_forecast], [row for row in rows if row.is_forecast]
+        for some, style, label in ((past, "-", "needed, measured"), (ahead, ":", "needed, forecast")):
+            axes.step(*_slots(some, "slots_needed"), where="post", color=LINE, linestyle=style, label=label)
+        axes.step(*_slots(rows, "slots_seen"), where="post", color=GOOD, label="slots seen")
+        short = [row for row in ahead if row.short]
+        axes.scatter(*_slots(short, "slots_needed"), color=BAD, s=16, zorder=3, label="too few", clip_on=False)
+        if ahead:
+            axes.axvspan(_seconds(ahead[0].hour), _seconds(ahead[-1].hour) + 3600, color="#f0f4f8", zorder=0)
+        axes.set_title(_short(queue, 60), loc="left", fontsize=9)
+        _up(axes, counts(max(max(row.slots_needed or 0, row.slots_seen or 0) for row in rows)))
+        _across(axes, span)
+        if axes is not below[-1]:
+            axes.set_xlabel("")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=4)
+    return figure
+
+
+def _slots(rows: Sequence[SlotHour], name: str) -> tuple[list[float], list[float]]:
+    found = [float("nan") if (value := getattr(row, name)) is None else float(value) for row in rows]
+    return [_seconds(row.hour) for row in rows], found
 
 
 def _short(text: str, limit: int) -> str:
     return text if len(text) <= limit else "…" + text[1 - limit :]
-
-
-def _span(step: timedelta) -> str:
-    seconds = round(step.total_seconds())
-    for size, word in ((86_400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds % size == 0:
-            return word if seconds == size else f"{seconds // size} {word}s"
-    return f"{seconds} s"
