@@ -31,8 +31,8 @@ def findings(figures: Figures) -> list[str]:
 def _gaps(figures: Figures) -> list[str]:
     """Hours in which nothing came in have no row that could be marked."""
     return [
-        f"{count(gap.last - gap.first + 1, 'event')} between {moment(gap.since)} and {moment(gap.until)} UTC were purged before "
-        "they came in: counts of that time are too low, and what ended then looks unended."
+        f"{count(gap.last - gap.first + 1, 'event')} between {moment(gap.since)} and {moment(gap.until)} UTC were purged "
+        "before they came in: counts of that time are too low, and what ended then looks unended."
         for gap in figures.gaps
     ]
 
