@@ -109,7 +109,7 @@ def test_rows_without_a_key_are_counted_and_nothing_is_enqueued(spark: "SparkSes
 
 def test_a_run_that_failed_leaves_nothing_and_can_be_repeated_under_its_name(spark: "SparkSession", store: str) -> None:
     rows = numbers(spark, 10).selectExpr("id", "if(id = 7, double('NaN'), double(id)) as value")
-    with pytest.raises(SerializationError, match="the row with key '7': nan has no JSON form"):
+    with pytest.raises(SerializationError, match="the row with key '7': argument 1: nan has no JSON form"):
         enqueue(rows, store, jobs.echo, key="id", args=["value"], run_id="nightly")
     assert tasks_of(store) == []
     with open_bulk(store) as bulk:

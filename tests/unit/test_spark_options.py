@@ -55,7 +55,7 @@ def test_a_position_is_a_word_a_time_or_json(start: str) -> None:
     ("given", "said"),
     [
         ({}, "needs the option url"),
-        ({"url": URL, "tabel": "tasks"}, f"no option 'tabel' for reading; it has {', '.join(READ)}"),
+        ({"url": URL, "tabel": "tasks"}, f"no option 'tabel' for reading; did you mean 'table'? It has {', '.join(READ)}"),
         ({"url": URL, "table": "jobs"}, "no table 'jobs'; there are tasks"),
         ({"url": URL, "columns": "id,state"}, "no column 'state'"),
         ({"url": URL, "columns": "id,id"}, "name each column once"),
