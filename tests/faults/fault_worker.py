@@ -9,13 +9,18 @@ import sys
 
 import fault_small_files  # noqa: F401
 
-from omniq import AsyncOmniQ, Settings
+from omniq import AsyncOmniQ, Settings, StoreUnavailable
 
 
 async def main(url: str, concurrency: int) -> None:
-    async with AsyncOmniQ.from_url(url, settings=Settings(grace=5.0)) as oq, await oq.worker(concurrency):
-        print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+    while True:
+        try:
+            async with AsyncOmniQ.from_url(url, settings=Settings(grace=5.0)) as oq, await oq.worker(concurrency):
+                print("ready", flush=True)
+                await asyncio.to_thread(sys.stdin.read)
+            return
+        except StoreUnavailable as exc:  # somebody who was frozen has the lock
+            print(exc, file=sys.stderr)
 
 
 if __name__ == "__main__":
