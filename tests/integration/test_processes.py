@@ -258,6 +258,20 @@ def test_a_forked_child_enqueues_through_its_parents_object(url: str) -> None:
         assert oq.get_result(oq.enqueue(jobs.add, 3), wait=True, timeout=5).result == 3
 
 
+def test_a_fork_after_a_store_was_closed_costs_the_child_no_file_that_was_opened_since(url: str) -> None:
+    """The numbers of closed descriptors are given again, to the pipes of `subprocess` for one."""
+    with OmniQ.from_url(url) as oq:
+        oq.enqueue(jobs.add, 1)
+        writer = oq.storage._writer
+    assert writer is not None
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+    try:
+        assert in_a_fork(lambda: [os.fstat(number) for number in files]) == 0
+    finally:
+        for number in files:
+            os.close(number)
+
+
 def test_a_fork_in_the_middle_of_a_write_does_not_lock_the_child_out(url: str) -> None:
     with OmniQ.from_url(url) as oq:
         oq.enqueue(jobs.add, 0)

@@ -90,10 +90,10 @@ class SQLiteWriter(Writer[Section]):
             migrate(connection, self._path)
         except BaseException:
             connection.close()
+            self.drop_locks()
             raise
-        finally:
-            if not self._in_memory:
-                locks.flock(self._lock_fd, locks.FREE)
+        if not self._in_memory:
+            locks.flock(self._lock_fd, locks.FREE)
         if not self._in_memory:
             self._inode = _inode(self._path)
             self.bell = Bell(Path(f"{self._path}-bell"))
@@ -104,8 +104,7 @@ class SQLiteWriter(Writer[Section]):
             self._connection.close()
         if self.bell is not None:
             self.bell.close()
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
+        self.drop_locks()
 
     def _transact(self, batch: list[Request[Section]]) -> Machine:
         connection = self._connection
