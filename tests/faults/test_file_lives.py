@@ -28,6 +28,7 @@ from omniq.operations import (
     Enqueue,
     Extend,
     Fail,
+    Filter,
     OpenFanIn,
     OpenRun,
     Operation,
@@ -241,6 +242,28 @@ def test_a_group_that_was_purged_and_came_back_is_served_after_a_restart(tmp_pat
             granted = await storage.reserve("q", 30)
             assert granted is not None
             assert granted.id == "second"
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_a_task_that_succeeded_and_was_removed_is_let_go_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than one transaction lets go: the rest must not take the blocker for lost."""
+    monkeypatch.setattr(machine, "CASCADE_LIMIT", 1)
+
+    async def main() -> None:
+        async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
+            await storage.apply([job("first")])
+            blocked = (Blocker("first", "q"),)
+            await storage.apply([job("second", blocked_by=blocked), job("third", blocked_by=blocked)])
+            granted = await storage.reserve("q", 30)
+            assert granted is not None
+            await storage.apply([(Ack(queue="q", id="first", token=granted.token or ""),), (Remove(queue="q", id="first"),)])
+        async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
+            await storage.sweep()
+            states = [task.state for task in (await storage.find(Filter(queue="q"))).tasks]
+            assert states == [State.READY, State.READY]
 
     asyncio.run(main())
 

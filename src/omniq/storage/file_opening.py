@@ -438,7 +438,7 @@ def _reconcile(index: Index, segments: list[Segment]) -> None:
                 lane.inflight += entry.state is State.RUNNING
         for blocker in entry.waits_for:
             if blocker not in index.entries:  # it was lost; those who wait for it must not wait for ever
-                index.deferrals[blocker] = True
+                index.deferrals.setdefault(blocker, True)
     index.forget_lost_claims()
     counters = index.counters
     for old in [lane for known in index.lanes.values() for lane in known.values()]:
