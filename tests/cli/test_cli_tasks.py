@@ -194,6 +194,9 @@ def test_nothing_happens_to_everything_by_leaving_something_out(sh: Shell, words
     assert (nothing.code, nothing.sentence()) == (2, "name the tasks: ids, filters such as --queue, or --all")
     both = sh(*words, "some-id", "--all")
     assert (both.code, both.sentence()) == (2, "give ids, or filters, or --all, not several of them")
+    empty = sh(*words, "--error-contains", "")  # as "$UNSET" is
+    assert (empty.code, empty.out) == (2, "")
+    assert empty.sentence().startswith("--error-contains is empty, which every task contains: give some text")
 
 
 def test_what_cannot_be_undone_is_not_done_to_everything_without_a_yes(sh: Shell) -> None:

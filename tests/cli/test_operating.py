@@ -34,10 +34,13 @@ def test_a_healthy_store(each: Shell) -> None:
 def test_a_lost_worker_is_found_and_its_tasks_taken_back(each: Shell) -> None:
     gate = str(each.folder / "gate")
     id = each.enqueue("jobs:wait_for", f'["{gate}"]')
-    worker = each.start("worker", "jobs")
+    worker = each.start("worker", "jobs", "--concurrency", "1", "--queues", "default,mail")
     wait_for(lambda: Path(gate + ".runs").exists(), within=30)
+    each.enqueue("jobs:add", "[1]", "--queue", "mail")
     each.interrupt(worker, signal.SIGKILL)
-    found = findings(each, code=1)["leases"]
+    every = findings(each, code=1)
+    found, waits = every["leases"], every["queues"]
+    assert (waits["status"], waits["message"]) == ("warning", "queue 'mail' has 1 task ready, and no worker serves it")
     assert found["status"] == "wrong"
     assert id in found["message"]
     assert "--repair" in found["remedy"]

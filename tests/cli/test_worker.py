@@ -237,6 +237,16 @@ def test_the_live_line_of_several_processes(sh: Shell) -> None:
         assert "all workers ended: 4 done, 0 failed, 0 retried" in terminal.screen()
 
 
+def test_a_very_long_line_of_a_process_stops_neither_it_nor_what_it_shows(sh: Shell) -> None:
+    """Such as the traceback of an error whose text is long."""
+    (sh.folder / "wordy.py").write_text("def explain(n):\n    raise ValueError('x' * n)\n")
+    for n in (200_000, 1_100_000, 1):
+        sh.enqueue("wordy:explain", f"[{n}]", "--retries", "0")
+    with sh.terminal("worker", "wordy", "--processes", "2", "--concurrency", "1", "--drain-and-exit") as terminal:
+        assert terminal.ended() == 0
+        assert "all workers ended: 0 done, 3 failed, 0 retried" in terminal.screen()
+
+
 def test_json_log_lines(sh: Shell) -> None:
     import json
 

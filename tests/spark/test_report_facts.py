@@ -248,15 +248,37 @@ def test_times_of_eight_milliseconds_end_beyond_them() -> None:
 
 def test_a_percentile_without_enough_runs_has_no_line() -> None:
     rows = [
-        Percentiles(at=START + n * MINUTE, runs=9, wait_p50=float(n + 1), wait_p95=None if n == 1 else 90.0) for n in range(3)
+        Percentiles(
+            at=START + n * MINUTE,
+            runs=9,
+            wait_p50=float(n + 1),
+            wait_p95=None if n == 1 else 90.0,
+            wait_p99=95.0 if n > 1 else None,
+        )
+        for n in range(4)
     ]
-    (axes,) = plots.percentiles(rows, "wait", 60, START, START + 3 * MINUTE).axes
+    (axes,) = plots.percentiles(rows, "wait", 60, START, START + 4 * MINUTE).axes
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
-    assert set(drawn) == {"p50", "p95"}
+    assert set(drawn) == {"p50", "p95"}, "two points are no line"
+    text = page([minute_of_demo(percentiles=rows)], "t")
+    assert "P99: too little data to say: 2 of at least 3 times with runs enough." in text
     assert drawn["p95"][1] != drawn["p95"][1], "the gap stays a gap"
     low, high = axes.get_xlim()
     assert all(low < x < high for line in axes.lines for x in line.get_xdata())
     assert axes.get_ylim()[1] >= 90
+
+
+def test_a_line_at_the_top_of_its_axis_is_not_cut_and_hides_no_other() -> None:
+    flows = [Flow(at=START + timedelta(seconds=n), succeeded=1, backlog=5) for n in range(9)]
+    _, backlog = plots.throughput(flows, 1, START, START + MINUTE).axes
+    alike = [msgspec.structs.replace(row, slots_needed=5, slots_seen=5) for row in slots(168)]
+    (axes,) = plots.capacity({"q": alike}).axes
+    for line in (*backlog.lines, *axes.lines):
+        assert max(line.get_ydata()) == line.axes.get_ylim()[1]
+        assert not line.get_clip_on()
+    seen, *needed = axes.lines
+    assert seen.get_label() == "slots seen"
+    assert all(seen.get_linewidth() > line.get_linewidth() for line in needed), "wide, and drawn before"
 
 
 def test_hours_of_the_week_are_the_mean_of_the_weeks() -> None:

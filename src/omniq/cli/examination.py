@@ -45,15 +45,15 @@ async def examine(store: str | None, repair: bool, lakes: Sequence[str] = ()) ->
 
 
 async def _look(storage: BaseStorage, repair: bool) -> list[Finding]:
-    info = await storage.info()
+    info, lost = await storage.info(), await storage.lost_workers()
     return [
         Finding(check="version", status="ok", message=f"format {info.format}, store {info.store_id}"),
         *await _integrity(storage, repair),
         *await _clock(storage),
-        *await _leases(storage, repair),
+        *await _leases(storage, repair, lost),
         *await _orphans(storage, repair),
         *await _groups(storage),
-        *await _queues(storage),
+        *await _queues(storage, lost),
         *await _dead_letters(storage),
     ]
 
@@ -107,8 +107,7 @@ async def _clock(storage: BaseStorage) -> list[Finding]:
     return [Finding(check="clock", status="wrong", message=f"the store has entries {ahead} ahead of this clock", remedy=remedy)]
 
 
-async def _leases(storage: BaseStorage, repair: bool) -> list[Finding]:
-    lost = await storage.lost_workers()
+async def _leases(storage: BaseStorage, repair: bool, lost: Sequence[str]) -> list[Finding]:
     expired = [
         lease
         for lease in await storage.expired(lost_workers=lost)
@@ -196,9 +195,9 @@ async def _all_groups(storage: BaseStorage) -> AsyncIterator[GroupInfo]:
                 break
 
 
-async def _queues(storage: BaseStorage) -> list[Finding]:
+async def _queues(storage: BaseStorage, lost: Sequence[str]) -> list[Finding]:
     """What is no fault of the store, and yet is why nothing happens."""
-    workers = alive(await storage.workers(), storage.clock())
+    workers = [w for w in alive(await storage.workers(), storage.clock()) if w.worker not in lost]
     served = {queue for worker in workers for queue in worker.queues}
     found: list[Finding] = []
     for c in await storage.counts():

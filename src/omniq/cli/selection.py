@@ -78,6 +78,8 @@ def must_select(ids: Sequence[str] | None, filter: Filter, everything: bool) -> 
         raise Invalid("give ids, or filters, or --all, not several of them")
     if not (ids or filtered or everything):
         raise Invalid("name the tasks: ids, filters such as --queue, or --all")
+    if filter.error_contains == "":  # such as --error-contains "$UNSET"
+        raise Invalid("--error-contains is empty, which every task contains: give some text of the error, or --all")
 
 
 def must_be_sure(verb: str, what: str, number_in: Callable[[QueueCounts], int], store: str | None) -> None:

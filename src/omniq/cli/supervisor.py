@@ -27,6 +27,7 @@ log = logging.getLogger("omniq.cli")
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 LAST_WORDS_S = 1.0
+CHUNK, MAX_LINE = 1 << 16, 1 << 20  # bytes; a longer line is cut into several
 LIVED_S = 10.0  # a process that lived so long did not die of its start
 _decode = msgspec.json.Decoder(Report).decode
 
@@ -225,9 +226,21 @@ async def _relay(lines: asyncio.StreamReader | None) -> None:
     """Lines of a child, above the live line."""
     if lines is None:
         return
-    async for line in lines:
-        sys.stderr.write(line.decode(errors="replace"))
-        sys.stderr.flush()
+    held = b""
+    # Not line by line: a very long one would be an error here, and the pipe, which nobody reads then, stop the child.
+    while chunk := await lines.read(CHUNK):
+        held += chunk
+        whole, newline, held = (held + b"\n" if len(held) > MAX_LINE else held).rpartition(b"\n")
+        if newline:
+            _show(whole)
+    if held:
+        _show(held)
+
+
+def _show(text: bytes) -> None:
+    """Whole lines: what shows them would show a part of one again with each that follows."""
+    sys.stderr.write(text.decode(errors="replace") + "\n")
+    sys.stderr.flush()
 
 
 def _few(paths: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from omniq.spark.lake import units
+from omniq.spark.lake import samples, units
 from omniq.spark.lake.facts import (
     DayFailures,
     FailureKind,
@@ -28,10 +28,10 @@ from omniq.spark.lake.facts import (
     Retries,
     SlotHour,
 )
-from omniq.spark.lake.samples import LIMIT
 from omniq.spark.lake.scales import Scale, counts, durations, moments
 
 GOOD, WAIT, BAD, QUIET, LINE, PALE = "#2a7f62", "#e09f3e", "#b3323a", "#9aa5b1", "#1f4e79", "#cbd9e6"
+SEEN = "#a5d3c1"  # the pale GOOD
 KINDS = 6  # of failures with a colour of their own
 _WIDTH = 10
 _STYLE: Any = {
@@ -143,7 +143,8 @@ def throughput(flows: Sequence[Flow], step_s: float, first: datetime, last: date
     _up(axes, counts(float(bottom.max(initial=0))))
     backlog = axes.twinx()
     ends, waiting = [moment + step_s for moment in at], [flow.backlog for flow in flows]
-    backlog.step([*at[:1], *ends], [0, *waiting] if at else [], where="post", color=LINE, linewidth=1.2, label=_BACKLOG)
+    tasks = [0, *waiting] if at else []
+    backlog.step([*at[:1], *ends], tasks, where="post", color=LINE, linewidth=1.2, label=_BACKLOG, clip_on=False)
     backlog.set_ylabel("tasks")
     _up(backlog, counts(max(waiting, default=0)))
     backlog.grid(False)
@@ -172,7 +173,7 @@ def percentiles(rows: Sequence[Percentiles], kind: str, step_s: float, first: da
     shown: list[float | None] = []
     for share, colour in (("p50", GOOD), ("p95", WAIT), ("p99", BAD)):
         values: list[float | None] = [getattr(row, f"{kind}_{share}") for row in rows]
-        if not any(value is not None for value in values):
+        if not samples.LINE.enough(sum(value is not None for value in values)):
             continue
         shown += values
         drawn = [float("nan") if value is None else value for value in values]
@@ -289,7 +290,7 @@ def groups(rows: Sequence[GroupWait]) -> Figure:
     places = _rows(axes, [f"{row.queue} / {row.group_id}" for row in rows])
     axes.barh(places, [row.waiting_ms for row in rows], 0.62, color=PALE, label="tasks waited")
     limited = "while as many ran as ever did: its limit"
-    blocked = [row.blocked_ms if LIMIT.enough(row.started) else 0 for row in rows]
+    blocked = [row.blocked_ms if samples.LIMIT.enough(row.started) else 0 for row in rows]
     axes.barh(places, blocked, 0.3, color=BAD, label=limited)
     _across(axes, durations(0, max(row.waiting_ms for row in rows)))
     figure.legend(loc="outside upper left", ncols=2)
@@ -304,9 +305,10 @@ def capacity(queues: Mapping[str, Sequence[SlotHour]]) -> Figure:
     below = np.atleast_1d(figure.subplots(len(queues), 1))
     for axes, (queue, rows) in zip(below, queues.items(), strict=True):
         past, ahead = [row for row in rows if not row.is_forecast], [row for row in rows if row.is_forecast]
+        # Wide and below, for what is needed is often just what was seen.
+        axes.step(*_slots(rows, "slots_seen"), where="post", color=SEEN, linewidth=5, label="slots seen", clip_on=False)
         for some, style, label in ((past, "-", "needed, measured"), (ahead, ":", "needed, forecast")):
-            axes.step(*_slots(some, "slots_needed"), where="post", color=LINE, linestyle=style, label=label)
-        axes.step(*_slots(rows, "slots_seen"), where="post", color=GOOD, label="slots seen")
+            axes.step(*_slots(some, "slots_needed"), where="post", color=LINE, linestyle=style, label=label, clip_on=False)
         short = [row for row in ahead if row.short]
         axes.scatter(*_slots(short, "slots_needed"), color=BAD, s=16, zorder=3, label="too few", clip_on=False)
         if ahead:

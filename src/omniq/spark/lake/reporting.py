@@ -14,7 +14,7 @@ import msgspec
 from omniq.spark.causes import unwrapped
 from omniq.spark.lake import plots
 from omniq.spark.lake.facts import Figures
-from omniq.spark.lake.figures import gather
+from omniq.spark.lake.figures import QUEUES, gather
 from omniq.spark.lake.findings import findings, forecasts
 from omniq.spark.lake.incidents import incidents, unproven
 from omniq.spark.lake.layout import Lake
@@ -130,7 +130,8 @@ _ABOUT = {
     "Retry storms": "Far more retries per task than in the 24 hours before: often something that tasks need is down.",
     "Slowest functions": "By the time that 95 % of their runs stay under.",
     "Groups at their limit": "Groups whose tasks waited, and how much of that while their limit was used up.",
-    "Slots: forecast against capacity": "Runs at one time that the load needs, and the most that were seen. Shaded: ahead.",
+    "Slots: forecast against capacity": "Runs at one time that the load needs, and the most that were seen, of the "
+    f"{QUEUES} queues with the most work. Shaded: ahead.",
 }
 
 
@@ -147,7 +148,7 @@ def _tiles(figures: Figures) -> str:
         (duration(waited), "wait, p95"),
         (duration(ran), "run, p95"),
         (number(totals.unfinished), "not ended yet"),
-        (number(totals.workers), "workers seen"),
+        (number(totals.workers), "worker seen" if totals.workers == 1 else "workers seen"),
     )
     return (
         '<div class="tiles">'
@@ -171,11 +172,13 @@ def _percentiles(figures: Figures, kind: str) -> str:
         return _none(f"{LINE.lacking(known)}.")
     drawn = plots.percentiles(figures.percentiles, kind, figures.step_s, figures.first, figures.last)
     most = max(row.runs for row in figures.percentiles)
-    lacking = "".join(
-        _none(f"{share}: {sample.lacking(most)} per {step(figures.step_s)}.")
-        for share, sample in PERCENTILES.items()
-        if all(getattr(row, f"{kind}_{share}") is None for row in figures.percentiles)
-    )
+    lacking = ""
+    for share, sample in PERCENTILES.items():
+        known = sum(getattr(row, f"{kind}_{share}") is not None for row in figures.percentiles)
+        if not known:
+            lacking += _none(f"{share}: {sample.lacking(most)} per {step(figures.step_s)}.")
+        elif not LINE.enough(known):
+            lacking += _none(f"{share}: {LINE.lacking(known)}.")
     return _picture(figures, kind, drawn) + lacking
 
 
