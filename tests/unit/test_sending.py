@@ -111,6 +111,47 @@ def test_a_store_that_goes_away_in_the_middle_is_asked_for_the_rest() -> None:
     assert len(asyncio.run(inner.events())) == 3
 
 
+def sent(sending: Sending, storage: FaultyStorage) -> tuple[list[object], int]:
+    """The answers, and how often it had to be tried."""
+    for tries in range(1, 50):
+        try:
+            return list(asyncio.run(sending.send(storage))), tries
+        except OutcomeUnknown:
+            pass
+    raise AssertionError("it is tried without end")
+
+
+@pytest.mark.parametrize("bad", ["t0", "t4", "t9"])
+def test_a_call_that_breaks_its_connection_each_time_is_parted_while_small_ones_are_answered(bad: str) -> None:
+    inner = MemoryStorage()
+    storage = ChokingStorage(inner, named(bad), OutcomeUnknown("the connection was closed"))
+    answers, tries = sent(Sending(new(*[f"t{n}" for n in range(10)])), storage)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, Unsendable)] == [int(bad[1])]
+    assert ready(inner) == 9
+    assert tries > 5, "a transaction alone is not given up lightly"
+
+
+def test_a_store_that_answers_nobody_gives_nothing_up() -> None:
+    storage = ChokingStorage(MemoryStorage(), lambda op: True, OutcomeUnknown("the connection was closed"))
+    sending = Sending(new("a", "b"))
+    for _ in range(30):
+        with pytest.raises(OutcomeUnknown):
+            asyncio.run(sending.send(storage))
+    storage.on = lambda op: False
+    assert not any(isinstance(answer, Refused) for answer in asyncio.run(sending.send(storage)))
+
+
+def test_a_store_that_does_not_answer_in_time_is_not_asked_twice_as_long() -> None:
+    slow = OutcomeUnknown("no answer in 15 s")
+    slow.__cause__ = TimeoutError()
+    storage = ChokingStorage(MemoryStorage(), named("a"), slow)
+    sending = Sending(new("a"))
+    for _ in range(30):
+        with pytest.raises(OutcomeUnknown):
+            asyncio.run(sending.send(storage))
+    assert storage.calls == 30
+
+
 def test_what_was_interrupted_may_have_been_carried_out() -> None:
     class Interrupted(FaultyStorage):
         async def _apply(self, *args: object) -> list:  # type: ignore[override, type-arg]
