@@ -175,7 +175,7 @@ class Sending:
             except BaseException as exc:
                 if self._leaves_out(exc, storage):
                     continue
-                self._must_be_its_own(exc)
+                self._must_be_its_own(exc, storage)
                 if isinstance(exc, OutcomeUnknown) or (isinstance(exc, StoreError) and not works):
                     probe = self._probe(exc)
                     try:
@@ -198,7 +198,7 @@ class Sending:
             except BaseException as exc:
                 if self._leaves_out(exc, storage):
                     continue
-                self._must_be_its_own(exc)
+                self._must_be_its_own(exc, storage)
                 if isinstance(exc, OutcomeUnknown) or (isinstance(exc, StoreError) and not works):
                     probe = self._probe(exc)
                     try:
@@ -240,17 +240,23 @@ class Sending:
         log.error("new tasks of %d transactions are refused: %s", len(new), full)
         return True
 
-    def _must_be_its_own(self, exc: BaseException) -> None:
+    def _must_be_its_own(self, exc: BaseException, storage: BaseStorage) -> None:
         """Raise what says nothing of the transactions: the store is away, or somebody interrupted this."""
         part, repeat = self._parts[0]
         of_the_store = isinstance(exc, StoreError) and type(exc) is not StoreError
         nothing_happened = isinstance(exc, Invalid) or (of_the_store and not isinstance(exc, OutcomeUnknown))
         self._parts[0] = part, repeat or not nothing_happened
         if of_the_store or not isinstance(exc, Exception):
-            broke_off = isinstance(exc, OutcomeUnknown) and not isinstance(exc.__cause__, TimeoutError)
-            self._unanswered = self._unanswered + 1 if broke_off else 0
-            if self._unanswered < (UNANSWERED if len(part) > 1 else UNANSWERED_ALONE):
+            broke_off = isinstance(exc, OutcomeUnknown) and not isinstance(exc.__cause__, StoreError | TimeoutError)
+            self._unanswered = self._unanswered + 1 if broke_off and not storage.capabilities.local else 0
+            if self._unanswered < self._patience(part):
                 raise exc
+
+    def _patience(self, part: Sequence[int]) -> float:
+        """How often a part may stay without an answer. What a lost `Reserve` has leased only its repeat can tell."""
+        if len(part) > 1:
+            return UNANSWERED
+        return math.inf if isinstance(self.transactions[part[0]][0], Reserve) else UNANSWERED_ALONE
 
     def _probe(self, exc: StoreError) -> Transaction:
         """A transaction that finds nothing: if that fails too, it is the store."""
