@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from omniq.config import Settings
-from omniq.errors import Invalid, Refused, TaskNotFound
+from omniq.errors import ConfigError, Invalid, Refused, TaskNotFound
 from omniq.models import (
     MAX_COUNT,
     Blocker,
@@ -47,7 +47,7 @@ from omniq.operations import (
     Requeue,
     Retry,
 )
-from omniq.policy import after_failure, after_unknown, next_run, parse_backoff
+from omniq.policy import Backoff, after_failure, after_unknown, next_run, parse_backoff
 from omniq.script import MAIN
 from omniq.serialization import Serializer, make_serializer
 from omniq.storage.base import BaseStorage
@@ -129,6 +129,8 @@ class AsyncTaskQueue:
         if key is not None:
             check_text(key, "idempotency_key")
         backoff = _set(options.backoff, self._retry_policy)
+        if not isinstance(backoff, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"backoff is text like {Backoff()!s}, not {backoff!r}")
         parse_backoff(backoff)
         return {
             "name": name,

@@ -79,6 +79,7 @@ def test_a_name_that_nobody_imported_is_stored_with_a_note_that_its_options_are_
     assert "'send-mail' is not registered here" in done.sentence()
     assert "--import MODULE" in done.err
     assert sh.ok("enqueue", "jobs.add", "[1]").sentence().endswith("; a function of a module is written jobs:add")
+    assert sh.ok("enqueue", "jobs.py", "[1]").sentence().endswith("; a function of a module is written jobs:FUNCTION")
     assert (task_of(sh, done.last).queue, task_of(sh, done.last).max_retries) == ("default", 3)
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import jobs
 from support.choking import ChokingStorage
+from support.redis_server import running
 from support.waiting import eventually, wait_for
 
 import omniq
@@ -16,6 +18,8 @@ from omniq.heartbeat import Heartbeat
 from omniq.models import Record, State, new_token
 from omniq.operations import Ack, Capabilities, Enqueue, Extend, Reserve, Retry, WorkerInfo
 from omniq.server import ServeOptions, Server
+from omniq.storage import sending
+from omniq.storage.redis import RedisStorage
 from omniq.testing import FaultyStorage
 
 QUICK = Settings(backoff_base=0.01, grace=5)
@@ -145,6 +149,34 @@ def test_a_result_that_is_too_large_fails_its_run(storage: BaseStorage) -> None:
             assert (result.status, result.error.type) == (TaskStatus.FAILED, "LimitExceeded")
 
     asyncio.run(body())
+
+
+async def give_many(key: str, n: int) -> str:
+    runs[key] += 1
+    await gate[key].wait()
+    return n * "x"
+
+
+@pytest.mark.parametrize(("sizes", "good"), [([200_000] * N, N), ([1] * 4 + [2_000_000] + [1] * 5, N - 1)])
+def test_what_is_too_much_for_a_server_arrives_in_parts(
+    tmp_path: Path, key: str, sizes: list[int], good: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of a turn, each of which it takes alone, and one that it does not."""
+    monkeypatch.setattr(sending, "UNANSWERED_ALONE", 4)
+
+    async def body(url: str) -> None:
+        gate[key] = asyncio.Event()
+        oq = AsyncOmniQ(RedisStorage(url), settings=QUICK)
+        async with oq, await oq.worker(concurrency=N, allow=[__name__]):
+            ids = [await oq.options(max_retries=0).enqueue(give_many, key, n) for n in sizes]
+            await eventually(lambda: runs[key] == N)
+            gate[key].set()
+            results: list[Any] = [await oq.get_result(task_id, wait=True, timeout=30) for task_id in ids]
+        assert sum(result.ok and result.attempts == 1 for result in results) == good
+        assert runs[key] == N
+
+    with running(tmp_path, proto_max_bulk_len="1mb") as server:
+        asyncio.run(body(server.url))
 
 
 def test_a_consumer_loses_nothing_to_a_job_that_cannot_be_ended(every_storage: BaseStorage, key: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from support import jobs
 
 import omniq
-from omniq import AsyncOmniQ, Invalid, MemoryStorage, OmniQ, SerializationError, SQLiteStorage
+from omniq import AsyncOmniQ, ConfigError, Invalid, MemoryStorage, OmniQ, SerializationError, SQLiteStorage
 from omniq.contract import AsyncContractClient, ContractClient
 from omniq.tasks import callee
 
@@ -220,6 +220,12 @@ def test_a_limit_without_a_group_is_refused(oq: OmniQ) -> None:
     with pytest.raises(Invalid, match="group_limit=2 without a group"):
         oq.options(group_limit=2).enqueue(greet, "Ada")
     assert oq.get_task(oq.options(group_limit=2, group="a").enqueue(greet, "Ada")).group == "a"
+
+
+@pytest.mark.parametrize("backoff", [3, None, ["exp"], {"base": 3}])
+def test_a_backoff_that_is_no_text_is_named(oq: OmniQ, backoff: Any) -> None:
+    with pytest.raises(ConfigError, match=r"backoff is text like exp:base=1000.*, not "):
+        oq.options(backoff=backoff).enqueue(greet, "Ada")
 
 
 @pytest.fixture

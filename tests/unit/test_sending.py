@@ -1,7 +1,9 @@
 """Sending a call of many: what cannot be sent costs only itself, and what was carried out is not done twice."""
 
 import asyncio
+from collections.abc import Callable
 
+import msgspec
 import pytest
 from support.choking import ChokingStorage
 
@@ -9,6 +11,7 @@ from omniq.errors import Invalid, NotDead, OutcomeUnknown, Refused, StoreError, 
 from omniq.models import State, new_token
 from omniq.operations import Ack, Enqueue, Enqueued, Extend, Operation, Remove, Requeue, Reserve, Reserved, Retry
 from omniq.storage import sending as sending_module
+from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.sending import Repeats, Sending, Unsendable
 from omniq.testing import FaultyStorage
@@ -109,6 +112,65 @@ def test_a_store_that_goes_away_in_the_middle_is_asked_for_the_rest() -> None:
     assert [isinstance(a, Unsendable) for a in answers] == [False, False, False, True]
     assert ready(inner) == 3
     assert len(asyncio.run(inner.events())) == 3
+
+
+CLOSED = OutcomeUnknown("the connection was closed")
+
+
+def remote(inner: MemoryStorage, on: Callable[[Operation], bool], error: Exception = CLOSED) -> ChokingStorage:
+    storage = ChokingStorage(inner, on, error)
+    storage.capabilities = msgspec.structs.replace(inner.capabilities, local=False)
+    return storage
+
+
+def try_often(sending: Sending, storage: BaseStorage) -> int:
+    """How often it was tried, at most 30 times, until each transaction had its answer."""
+    for tries in range(1, 31):
+        try:
+            asyncio.run(sending.send(storage))
+        except OutcomeUnknown:
+            continue
+        return tries
+    return 31
+
+
+@pytest.mark.parametrize("bad", ["t0", "t4", "t9"])
+def test_a_call_that_breaks_its_connection_each_time_is_parted_while_small_ones_are_answered(bad: str) -> None:
+    inner = MemoryStorage()
+    sending = Sending(new(*[f"t{n}" for n in range(10)]))
+    assert 5 < try_often(sending, remote(inner, named(bad))) < 31, "a transaction alone is not given up lightly"
+    answers = asyncio.run(sending.send(inner))
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, Unsendable)] == [int(bad[1])]
+    assert ready(inner) == 9
+
+
+def test_a_store_that_answers_nobody_gives_nothing_up() -> None:
+    sending = Sending(new("a", "b"))
+    assert try_often(sending, remote(MemoryStorage(), lambda op: True)) == 31
+    assert not any(isinstance(answer, Refused) for answer in asyncio.run(sending.send(MemoryStorage())))
+
+
+@pytest.mark.parametrize("cause", [TimeoutError(), StoreUnavailable("a node is away")])
+def test_a_store_that_is_slow_or_away_in_part_is_waited_for(cause: Exception) -> None:
+    error = OutcomeUnknown("not answered")
+    error.__cause__ = cause
+    storage = remote(MemoryStorage(), named("a"), error)
+    assert try_often(Sending(new("a")), storage) == 31
+    assert storage.calls == 30, "and not asked twice as long"
+
+
+def test_a_disk_that_fails_is_waited_for() -> None:
+    assert try_often(Sending(new("a")), ChokingStorage(MemoryStorage(), named("a"), CLOSED)) == 31
+
+
+def test_a_reserve_without_an_answer_is_repeated_until_there_is_one() -> None:
+    """Nobody else knows what it leased."""
+    inner = MemoryStorage()
+    asyncio.run(inner.apply(new("a")))
+    sending = Sending([(Reserve(queues=("default",), token=new_token()),)])
+    assert try_often(sending, remote(inner, lambda op: isinstance(op, Reserve))) == 31
+    (answer,) = asyncio.run(sending.send(inner))
+    assert not isinstance(answer, Refused)
 
 
 def test_what_was_interrupted_may_have_been_carried_out() -> None:

@@ -122,6 +122,8 @@ def _tell_of_unknown(name: str | None) -> None:
 
 def _with_colon(name: str) -> str:
     module, dot, function = name.rpartition(".")
+    if function == "py":  # a file
+        module, function = module.strip("./").replace("/", "."), "FUNCTION"
     return f"; a function of a module is written {module}:{function}" if dot and module and function else ""
 
 

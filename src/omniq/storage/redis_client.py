@@ -157,6 +157,11 @@ async def _piped(client: Any, commands: Sequence[Command], wrong_type: Any) -> l
     return answers if wrong_type is None else [wrong_type if _is_wrong_type(a) else _raised(a) for a in answers]
 
 
+def _ends_connection(exc: BaseException) -> bool:
+    """An answer may still be on its way, and must never be read as another call's; or the server closes after its answer."""
+    return not isinstance(exc, ResponseError) or str(exc).startswith("Protocol error")
+
+
 def _is_wrong_type(answer: object) -> bool:
     return isinstance(answer, ResponseError) and "WRONGTYPE" in str(answer)
 
@@ -309,7 +314,7 @@ class Client:
             await connection.disconnect(nowait=True)
             raise self._unanswered(exc) from exc
         except BaseException as exc:
-            if not isinstance(exc, ResponseError):  # an answer may still be on its way: never read it as another call's
+            if _ends_connection(exc):
                 await connection.disconnect(nowait=True)
             raise
         finally:
@@ -385,7 +390,7 @@ class Client:
             connection.disconnect()
             raise self._unanswered(exc) from exc
         except BaseException as exc:
-            if not isinstance(exc, ResponseError):
+            if _ends_connection(exc):
                 connection.disconnect()
             raise
         finally:

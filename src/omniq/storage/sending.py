@@ -49,6 +49,8 @@ log = logging.getLogger("omniq.storage")
 
 PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 REPEAT_FOR_S = 5.0  # no repeat begins later; the last one may take as long as the store lets it
+UNANSWERED = 3  # times in a row that a call breaks its connection before halves of it are tried
+UNANSWERED_ALONE = 10  # and before a single transaction is given up: its run may have succeeded
 
 
 class Repeats:
@@ -154,13 +156,15 @@ class Sending:
 
     `send` raises `StoreError` while the store is away; called again, it goes on where it was. What may have been carried out
     already is sent as a repeat, so nothing is done twice. A server that is full has no room for new tasks: whoever brings some
-    is told so, and all others are served.
+    is told so, and all others are served. A server that closes the connection because a call is too large for it looks as if
+    the answer got lost: after some times a small call shows whether it serves others, and the large one is parted.
     """
 
     def __init__(self, transactions: Sequence[Transaction], now_us: int | None = None) -> None:
         self.transactions, self._now_us = transactions, now_us
         self._answers: list[Result | None] = [None] * len(transactions)
         self._parts: list[tuple[Sequence[int], bool]] = [(range(len(transactions)), False)] if transactions else []
+        self._unanswered = 0  # in a row
 
     async def send(self, storage: BaseStorage) -> list[Result]:
         works = False
@@ -171,8 +175,8 @@ class Sending:
             except BaseException as exc:
                 if self._leaves_out(exc, storage):
                     continue
-                self._must_be_its_own(exc)
-                if isinstance(exc, StoreError) and not works:
+                self._must_be_its_own(exc, storage)
+                if isinstance(exc, OutcomeUnknown) or (isinstance(exc, StoreError) and not works):
                     probe = self._probe(exc)
                     try:
                         await storage.apply([probe])
@@ -194,8 +198,8 @@ class Sending:
             except BaseException as exc:
                 if self._leaves_out(exc, storage):
                     continue
-                self._must_be_its_own(exc)
-                if isinstance(exc, StoreError) and not works:
+                self._must_be_its_own(exc, storage)
+                if isinstance(exc, OutcomeUnknown) or (isinstance(exc, StoreError) and not works):
                     probe = self._probe(exc)
                     try:
                         storage.apply_blocking([probe])
@@ -213,6 +217,7 @@ class Sending:
 
     def _answered(self, answers: list[Result]) -> None:
         part, _ = self._parts.pop(0)
+        self._unanswered = 0
         for n, answer in zip(part, answers, strict=True):
             self._answers[n] = answer
 
@@ -235,14 +240,23 @@ class Sending:
         log.error("new tasks of %d transactions are refused: %s", len(new), full)
         return True
 
-    def _must_be_its_own(self, exc: BaseException) -> None:
+    def _must_be_its_own(self, exc: BaseException, storage: BaseStorage) -> None:
         """Raise what says nothing of the transactions: the store is away, or somebody interrupted this."""
         part, repeat = self._parts[0]
         of_the_store = isinstance(exc, StoreError) and type(exc) is not StoreError
         nothing_happened = isinstance(exc, Invalid) or (of_the_store and not isinstance(exc, OutcomeUnknown))
         self._parts[0] = part, repeat or not nothing_happened
         if of_the_store or not isinstance(exc, Exception):
-            raise exc
+            broke_off = isinstance(exc, OutcomeUnknown) and not isinstance(exc.__cause__, StoreError | TimeoutError)
+            self._unanswered = self._unanswered + 1 if broke_off and not storage.capabilities.local else 0
+            if self._unanswered < self._patience(part):
+                raise exc
+
+    def _patience(self, part: Sequence[int]) -> float:
+        """How often a part may stay without an answer. What a lost `Reserve` has leased only its repeat can tell."""
+        if len(part) > 1:
+            return UNANSWERED
+        return math.inf if isinstance(self.transactions[part[0]][0], Reserve) else UNANSWERED_ALONE
 
     def _probe(self, exc: StoreError) -> Transaction:
         """A transaction that finds nothing: if that fails too, it is the store."""
