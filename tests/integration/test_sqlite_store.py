@@ -202,6 +202,14 @@ def test_a_database_of_another_program_is_not_touched(tmp_path: Path, journal: s
     connection.close()
 
 
+@pytest.mark.parametrize(("name", "proposed"), [("shop.db", "omniq.db"), ("omniq.db", "omniq-tasks.db")])
+def test_the_place_that_is_proposed_is_never_the_one_that_was_refused(tmp_path: Path, name: str, proposed: str) -> None:
+    connection = sqlite3.connect(tmp_path / name)
+    connection.execute("CREATE TABLE users (name TEXT)")
+    connection.close()
+    assert f"such as {tmp_path / proposed};" in opening(tmp_path / name)
+
+
 def test_an_empty_database_and_one_whose_making_was_cut_short_become_a_store(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     connection = sqlite3.connect(tmp_path / "begun.db")

@@ -85,6 +85,9 @@ def test_commands_work_on_redis(tmp_path: Path, redis: Server) -> None:
     store = ("--store", f"redis://127.0.0.1:{redis.port}/1")
     stored = on_windows(tmp_path, "-m", "omniq", "enqueue", "jobs:add", "[2, 3]", *store)
     assert stored.returncode == 0, stored.stderr
+    (tmp_path / "calls.jsonl").write_text('{"args": [1, 2]}\n{"args": [3, 4]}\n')
+    many = on_windows(tmp_path, "-m", "omniq", "enqueue", "jobs:add", "--from", "calls.jsonl", *store)
+    assert "enqueued 2 of 2 lines" in many.stderr
     worked = on_windows(tmp_path, "-m", "omniq", "worker", "jobs", "--drain-and-exit", *store)
     assert worked.returncode == 0, worked.stderr
     for command in (("result", stored.stdout.strip()), ("queues",), ("tasks", "list"), ("doctor",)):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 CHUNK = 1000
 PIECE = 1024 * 1024
 MAX_SHOWN = 100
+_AS_IT_IS: int = getattr(os, "O_BINARY", 0)  # Windows would change the ends of lines, and with them the places of lines
 _DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
@@ -85,7 +86,7 @@ class Source:
     def __init__(self, file: str) -> None:
         self.name = file
         try:
-            self._fd = 0 if file == "-" else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = 0 if file == "-" else os.open(file, os.O_RDONLY | _AS_IT_IS)
             found = os.fstat(self._fd)
         except OSError as exc:
             raise Invalid(f"cannot read {file}: {exc.strerror}") from None

@@ -53,8 +53,13 @@ def refuse_foreign(path: str) -> None:
     if head.application or head.version or not head.is_empty:
         raise StoreForeign(
             f"{path} is a database of another program{_with_tables(path)}: give omniq a file of its own, such as"
-            f" {Path(path).with_name('omniq.db')}; nothing was written to it"
+            f" {_place_of_its_own(Path(path))}; nothing was written to it"
         )
+
+
+def _place_of_its_own(path: Path) -> Path:
+    """Beside it, under another name: the file of another program may have the one that omniq takes by default."""
+    return path.with_name("omniq.db" if path.name != "omniq.db" else "omniq-tasks.db")
 
 
 def _looking(path: str) -> closing[sqlite3.Connection]:

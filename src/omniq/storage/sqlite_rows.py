@@ -110,7 +110,7 @@ def split_call(payload: bytes | None) -> tuple[str | None, str | None, bytes | N
         args, kwargs = bytes(call.args), bytes(call.kwargs)
         if b'{"args":%b,"kwargs":%b}' % (args, kwargs) == payload:
             return args.decode(), kwargs.decode(), None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the last one: nested deeper than Python reads
         pass
     return None, None, payload
 

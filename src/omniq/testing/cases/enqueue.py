@@ -105,7 +105,8 @@ async def every_field_comes_back(bench: Bench) -> None:
 
 @case(rules="76")
 async def payload_bytes_come_back_exactly(bench: Bench) -> None:
-    payloads = [b"", b"\0", bytes(range(256)) * 2, bytes(1 << 20), b"\xff\xfe\0" * 1000]
+    nested = b'{"args":[%b%b],"kwargs":{}}' % (b"[" * 5000, b"]" * 5000)  # deeper than Python reads
+    payloads = [b"", b"\0", bytes(range(256)) * 2, bytes(1 << 20), b"\xff\xfe\0" * 1000, nested]
     for payload in payloads:
         await bench.add(payload=payload)
     assert [t.payload for t in await bench.take(9)] == payloads
