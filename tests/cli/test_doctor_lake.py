@@ -128,11 +128,12 @@ def test_lost_events_are_a_fault_until_they_are_accepted(store: str, lake: Lake)
 def test_a_lake_of_other_stores_and_a_folder_that_is_none_are_named(store: str, lake: Lake, tmp_path: Path) -> None:
     other = f"sqlite:///{tmp_path / 'other.db'}"
     stored(other, 1)
-    strange, none = found(other, lake.path, tmp_path / "nowhere")
+    strange, none, file = found(other, lake.path, tmp_path / "nowhere", tmp_path / "other.db")
     assert strange.status == "warning"
     assert strange.message.startswith(f"the lake {lake.path} never took in anything of the store ")
     assert (none.status, none.message) == ("wrong", f"no lake at {tmp_path / 'nowhere'}")
     assert none.remedy == f"make one with omniq lake init --lake {tmp_path / 'nowhere'}"
+    assert (file.status, file.message) == ("wrong", f"no lake at {tmp_path / 'other.db'}")
 
 
 def test_the_commands_say_it_without_the_extra(shells: Callable[[str], Shell], tmp_path: Path) -> None:

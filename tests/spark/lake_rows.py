@@ -136,3 +136,25 @@ def filed_by(spark: "SparkSession", lake: "Lake", *zones: str) -> None:
         manifest = draft.manifest("events")
         manifest.parts = parts
         draft.put(manifest)
+
+
+def gold_filed_by(spark: "SparkSession", lake: "Lake", zone: str) -> None:
+    """The same for gold: the days of its rows, and the hours that were made with `date_trunc`."""
+    from pyspark.sql import functions as F
+
+    from omniq.spark.lake.days import moments
+    from omniq.spark.lake.manifest import Part
+    from omniq.spark.lake.tables import GOLD
+    from omniq.spark.lake.writing import PARQUET, settings, write_days
+
+    for name in GOLD:
+        at = moments(name)[0]
+        with settings(spark, {**PARQUET, "spark.sql.session.timeZone": zone}):
+            made = lake.table(spark, name)
+            if name in ("func_hour", "capacity_hour"):
+                made = made.withColumn(at, F.date_trunc("hour", at))
+            found = write_days(lake, made.withColumn("day", F.to_date(at)), f"gold/{name}", "day", "_v=old")
+        with lake.change() as draft:
+            manifest = draft.manifest(name)
+            manifest.parts = {day: Part(files=files, stamp="old") for day, files in found.items()}
+            draft.put(manifest)

@@ -29,7 +29,8 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
     )
     if earlier is not None:
         known = earlier.where(~F.col("is_forecast"))
-        hour = F.unix_seconds("hour").alias("h")
+        # Made in a zone with half an hour more, the first of them would set the beginning of all hours that follow.
+        hour = F.unix_seconds(beginning("hour", HOUR_US)).alias("h")
         sums = sums.unionByName(known.select(*key, hour, "arrivals", "finished", "busy_s", "peak_slots"))
     ends = sums.groupBy("store").agg(F.max("h").alias("now"))
     spans = sums.groupBy(*key).agg(F.min("h").alias("first")).join(F.broadcast(ends), "store")

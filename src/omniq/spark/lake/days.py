@@ -38,7 +38,7 @@ def check_days(lake: Lake, looked_at: Iterable[tuple[Manifest, Iterable[date] | 
     tables: set[str] = set()
     for manifest, days in looked_at:
         for day in misplaced(lake, manifest, days):
-            if is_frozen(manifest, day, edge):
+            if is_frozen(manifest.table, day, edge):
                 frozen.add(day)
             else:
                 wrong.add(day)
@@ -53,7 +53,7 @@ def check_days(lake: Lake, looked_at: Iterable[tuple[Manifest, Iterable[date] | 
 
 def misplaced(lake: Lake, manifest: Manifest, days: Iterable[date] | None = None) -> dict[str, list[File]]:
     """By day, the files of a table that hold a row of another day, or one of an hour that does not begin where hours do."""
-    columns, step_us = _MOMENTS.get(manifest.table, ((), 1))
+    columns, step_us = moments(manifest.table), _MOMENTS.get(manifest.table, ((), 1))[1]
     wanted = None if days is None else {day.isoformat() for day in days}
     found: dict[str, list[File]] = {}
     for day, part in sorted(manifest.parts.items()):
@@ -68,9 +68,14 @@ def misplaced(lake: Lake, manifest: Manifest, days: Iterable[date] | None = None
     return found
 
 
-def is_frozen(manifest: Manifest, day: str, edge: date | None) -> bool:
-    """Whether a day cannot be made anew, because what it was made of has expired."""
-    return edge is not None and manifest.table in GOLD and day < edge.isoformat()
+def moments(name: str) -> tuple[str, ...]:
+    """The columns of a table whose moments lie in the day of the row's folder."""
+    return _MOMENTS.get(name, ((), 1))[0]
+
+
+def is_frozen(name: str, day: str, edge: date | None) -> bool:
+    """Whether a day of a table cannot be made anew, because what it was made of has expired."""
+    return edge is not None and name in GOLD and day < edge.isoformat()
 
 
 def span_us(lake: Lake, file: File, column: str) -> tuple[int, int] | None:

@@ -38,7 +38,7 @@ class Folder:
     def read(self, name: str) -> bytes | None:
         try:
             return (self.root / name).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, name: str, data: bytes) -> None:
