@@ -329,6 +329,11 @@ def test_an_id_whose_key_holds_no_hash_is_refused_like_any_that_is_there(server:
         assert isinstance(answer, DuplicateId)
         assert await storage.restore([Saved(record=Record(id="odd", queue=Q, name="job", created_at_us=HOUR_US))]) == 0
         stage = Stage(queue=Q, run_id="r", tasks=(odd, Enqueue(id="staged", name="job", queue=Q)))
+        twin = Enqueue(id="odd", name="job", queue="other")
+        for op in (twin, Cancel(queue="other", id="odd")):
+            await storage.apply([(op,)])
+        (answer,) = await storage.apply([(Enqueue(id="odd", name="job", queue=Q, on_conflict="replace_finished"),)])
+        assert isinstance(answer, DuplicateId)
         for op in (OpenRun(queue=Q, run_id="r"), stage, CommitRun(queue=Q, run_id="r")):
             (answer,) = await storage.apply([(op,)])
             assert not isinstance(answer, Refused)
@@ -354,6 +359,59 @@ def test_a_key_that_holds_no_hash_is_put_aside_and_named(server: Server, raw: An
         await storage.purge(Retention(), storage.clock() + 1000 * HOUR_US)
         assert await storage.check() == []
         assert raw.exists(f"{BASE}job:odd") == 0
+
+    run(server, body)
+
+
+ERRORS = (b"5", b'"x"', b"null", b"{", b"\xff", b'{"message":5}', b'{"message":null,"type":{}}', b'{"message":"\\ud800"}')
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_task_is_cancelled_whatever_another_client_wrote_into_its_error(server: Server, raw: Any, error: bytes) -> None:
+    async def body(storage: RedisStorage) -> None:
+        await enqueue(storage, "odd", "wait")
+        await enqueue(storage, "odd-2", "wait")
+        (task, _) = await reserve(storage)
+        await storage.apply([(Cancel(queue=Q, id="odd"),)])
+        for id in ("odd", "odd-2"):
+            raw.hset(f"{BASE}job:{id}", "error", error)
+        second = await storage.get("odd-2")
+        assert second is not None
+        stopped = Cancel(queue=Q, id="odd-2", token=second.token)
+        for answer in await storage.apply([(Release(**held(task)),), (stopped,)]):
+            assert isinstance(answer, list)
+            assert answer[0].state is State.CANCELLED  # type: ignore[union-attr, attr-defined]
+        await look(storage)
+
+    run(server, body)
+
+
+def test_the_end_of_a_task_whose_key_holds_no_hash_any_more_stops_no_other_end(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        for id in ("odd", *GOOD):
+            await enqueue(storage, id, "wait")
+        tasks = await reserve(storage)
+        raw.set(f"{BASE}job:odd", "surprise")
+        answers = await storage.apply([(Ack(**held(task), result=b"1"),) for task in tasks])
+        assert [task.id for task, answer in zip(tasks, answers, strict=True) if isinstance(answer, Refused)] == ["odd"]
+        await storage.reclaim(storage.clock() + HOUR_US)
+        (line,) = await storage.check()
+        assert "job odd was put aside" in line
+
+    run(server, body)
+
+
+def test_what_waits_for_its_time_and_cannot_be_read_keeps_nothing_from_being_purged(server: Server, raw: Any) -> None:
+    raw.set(f"{BASE}job:odd", "surprise")
+    raw.zadd(f"{BASE}delayed", {"odd": time.time() * 1000 + 10**8})
+
+    async def body(storage: RedisStorage) -> None:
+        await enqueue(storage, "good", "group", group_limit=2)
+        (task,) = await reserve(storage)
+        await storage.apply([(Ack(**held(task)),)])
+        await storage.purge(Retention(limits_us=0), storage.clock() + 1000)
+        assert await storage.purge(Retention(limits_us=0), storage.clock() + HOUR_US) == 1
+        assert await storage.groups(Q) == ([], None)
 
     run(server, body)
 

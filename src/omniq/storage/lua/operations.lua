@@ -29,7 +29,7 @@ function check.enqueue(op)
     staged = first -- of a run that may never be committed: whoever enqueues now is not kept waiting
   end
   local t = store.find(q, op.id)
-  if not t and store.occupied[slot(q, op.id)] then return refuse('DuplicateId') end
+  if store.occupied[slot(q, op.id)] then return refuse('DuplicateId') end
   if not t or t.state == 'staged' then return staged or t end
   local same = not t.foreign and t.fingerprint == op.fingerprint
   if op.on_conflict == 'replace_finished' then
