@@ -10,6 +10,7 @@ local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of opera
 local cache, touched = {}, {}
 local homes = {} -- every task that this call has looked at, by id: its hash may not tell yet what became of it
 local absent = {} -- ids that are in no other queue
+local places = {} -- queues whose books have an id, by id; its hash may be gone
 local spent = 0 -- of `BUDGET`
 store.occupied = {} -- ids whose key holds no hash: no task can be stored under them
 
