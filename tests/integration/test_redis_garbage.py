@@ -435,6 +435,22 @@ def test_a_lease_whose_token_nobody_can_say_ends_and_frees_its_group(server: Ser
     run(server, body)
 
 
+def test_a_lost_lease_without_a_token_ends_also_when_its_task_shall_be_cancelled(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        await enqueue(storage, "odd", "group")
+        await reserve(storage)
+        await storage.apply([(Cancel(queue=Q, id="odd"),)])
+        raw.hdel(f"{BASE}job:odd", "lease_token")
+        at = storage.clock() + HOUR_US
+        assert [await storage.reclaim(at), await storage.reclaim(at)] == [1, 0]
+        odd = await storage.get("odd")
+        assert odd is not None
+        assert odd.state is State.CANCELLED
+        assert await storage.check() == []
+
+    run(server, body)
+
+
 def test_a_lease_is_over_when_its_score_says_so_whatever_the_job_says(server: Server, raw: Any) -> None:
     publish(raw, "odd", "active", {"lock_until_ms": "9999999999999999"})
 

@@ -308,7 +308,7 @@ end
 
 function write.cancel(op, t)
   if FINAL[t.state] then return {CODE[t.state]} end -- it fell with a blocker that ended in this very transaction
-  if t.state == 'active' and not op.token then
+  if t.state == 'active' and not op.token and not op.lost then -- a lease that others damaged is lost without a token
     if not t.cancel then
       t.cancel = true
       set(t, 'cancel', '1')
