@@ -294,6 +294,24 @@ def test_a_job_in_an_unknown_state_is_a_dead_letter_that_says_so(server: Server,
     run(server, body)
 
 
+@pytest.mark.parametrize("word", ["active", "delayed", "completed", "failed", "blocked", "cancelled"])
+@pytest.mark.parametrize("where", ["wait", "group"])
+def test_a_job_that_waits_in_a_lane_and_says_otherwise_is_not_ready_for_ever(
+    server: Server, raw: Any, where: str, word: str
+) -> None:
+    publish(raw, "odd", where, {"state": word})
+    publish(raw, "good")
+
+    async def body(storage: RedisStorage) -> None:
+        await storage.sweep()
+        assert [task.id for task in await reserve(storage)] == ["good"]
+        (counts,) = await storage.counts()
+        assert counts.ready == 0
+        assert await reserve(storage) == []
+
+    run(server, body)
+
+
 @pytest.mark.parametrize("where", ["wait", "group", "delayed", "active"])
 @pytest.mark.parametrize("id", [b"odd\xff", b"odd\x00", b""], ids=["no-utf8", "nul", "empty"])
 def test_a_job_whose_id_nobody_can_say_is_put_aside_and_named(server: Server, raw: Any, where: str, id: bytes) -> None:
