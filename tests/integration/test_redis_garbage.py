@@ -267,9 +267,11 @@ def test_tasks_of_ours_that_lost_a_field_stop_nobody(server: Server, raw: Any, s
 # -- what is put aside -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("word", [b"banana\xff", b"staged", b"moving"])
 @pytest.mark.parametrize("where", STATES)
-def test_a_job_in_an_unknown_state_is_a_dead_letter_that_says_so(server: Server, raw: Any, where: str) -> None:
-    surround(raw, lambda: publish(raw, "odd", where, {"state": "banana\xff"}))
+def test_a_job_in_an_unknown_state_is_a_dead_letter_that_says_so(server: Server, raw: Any, where: str, word: bytes) -> None:
+    surround(raw, lambda: publish(raw, "odd", where, {"state": word}))
+    said = 'its state is "' + word.decode("ascii", "ignore")
 
     async def body(storage: RedisStorage) -> None:
         await storage.sweep()
@@ -278,16 +280,34 @@ def test_a_job_in_an_unknown_state_is_a_dead_letter_that_says_so(server: Server,
         assert odd is not None
         assert odd.last_error is not None
         assert (odd.state, odd.last_error.type) == (State.DEAD, "Unreadable")
-        assert 'its state is "banana' in odd.last_error.message
+        assert said in odd.last_error.message
         assert [t.id for t in (await storage.find(Filter(states=(State.DEAD,)))).tasks] == ["odd"]
         (line,) = await storage.check()
-        assert line.startswith("queue 'mail': job odd was put aside: its state is \"banana")
+        assert line.startswith(f"queue 'mail': job odd was put aside: {said}")
         (answer,) = await storage.apply([(Requeue(queue=Q, id="odd", reset_attempts=True),)])
         assert not isinstance(answer, Refused)
         assert await storage.check() == []
         (task,) = await reserve(storage)
         await storage.apply([(Ack(**held(task)),)])
         assert await storage.check() == []
+
+    run(server, body)
+
+
+@pytest.mark.parametrize("word", ["active", "delayed", "completed", "failed", "blocked", "cancelled"])
+@pytest.mark.parametrize("where", ["wait", "group"])
+def test_a_job_that_waits_in_a_lane_and_says_otherwise_is_not_ready_for_ever(
+    server: Server, raw: Any, where: str, word: str
+) -> None:
+    publish(raw, "odd", where, {"state": word})
+    publish(raw, "good")
+
+    async def body(storage: RedisStorage) -> None:
+        await storage.sweep()
+        assert [task.id for task in await reserve(storage)] == ["good"]
+        (counts,) = await storage.counts()
+        assert counts.ready == 0
+        assert await reserve(storage) == []
 
     run(server, body)
 
@@ -329,6 +349,11 @@ def test_an_id_whose_key_holds_no_hash_is_refused_like_any_that_is_there(server:
         assert isinstance(answer, DuplicateId)
         assert await storage.restore([Saved(record=Record(id="odd", queue=Q, name="job", created_at_us=HOUR_US))]) == 0
         stage = Stage(queue=Q, run_id="r", tasks=(odd, Enqueue(id="staged", name="job", queue=Q)))
+        twin = Enqueue(id="odd", name="job", queue="other")
+        for op in (twin, Cancel(queue="other", id="odd")):
+            await storage.apply([(op,)])
+        (answer,) = await storage.apply([(Enqueue(id="odd", name="job", queue=Q, on_conflict="replace_finished"),)])
+        assert isinstance(answer, DuplicateId)
         for op in (OpenRun(queue=Q, run_id="r"), stage, CommitRun(queue=Q, run_id="r")):
             (answer,) = await storage.apply([(op,)])
             assert not isinstance(answer, Refused)
@@ -358,6 +383,59 @@ def test_a_key_that_holds_no_hash_is_put_aside_and_named(server: Server, raw: An
     run(server, body)
 
 
+ERRORS = (b"5", b'"x"', b"null", b"{", b"\xff", b'{"message":5}', b'{"message":null,"type":{}}', b'{"message":"\\ud800"}')
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_task_is_cancelled_whatever_another_client_wrote_into_its_error(server: Server, raw: Any, error: bytes) -> None:
+    async def body(storage: RedisStorage) -> None:
+        await enqueue(storage, "odd", "wait")
+        await enqueue(storage, "odd-2", "wait")
+        (task, _) = await reserve(storage)
+        await storage.apply([(Cancel(queue=Q, id="odd"),)])
+        for id in ("odd", "odd-2"):
+            raw.hset(f"{BASE}job:{id}", "error", error)
+        second = await storage.get("odd-2")
+        assert second is not None
+        stopped = Cancel(queue=Q, id="odd-2", token=second.token)
+        for answer in await storage.apply([(Release(**held(task)),), (stopped,)]):
+            assert isinstance(answer, list)
+            assert answer[0].state is State.CANCELLED  # type: ignore[union-attr, attr-defined]
+        await look(storage)
+
+    run(server, body)
+
+
+def test_the_end_of_a_task_whose_key_holds_no_hash_any_more_stops_no_other_end(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        for id in ("odd", *GOOD):
+            await enqueue(storage, id, "wait")
+        tasks = await reserve(storage)
+        raw.set(f"{BASE}job:odd", "surprise")
+        answers = await storage.apply([(Ack(**held(task), result=b"1"),) for task in tasks])
+        assert [task.id for task, answer in zip(tasks, answers, strict=True) if isinstance(answer, Refused)] == ["odd"]
+        await storage.reclaim(storage.clock() + HOUR_US)
+        (line,) = await storage.check()
+        assert "job odd was put aside" in line
+
+    run(server, body)
+
+
+def test_what_waits_for_its_time_and_cannot_be_read_keeps_nothing_from_being_purged(server: Server, raw: Any) -> None:
+    raw.set(f"{BASE}job:odd", "surprise")
+    raw.zadd(f"{BASE}delayed", {"odd": time.time() * 1000 + 10**8})
+
+    async def body(storage: RedisStorage) -> None:
+        await enqueue(storage, "good", "group", group_limit=2)
+        (task,) = await reserve(storage)
+        await storage.apply([(Ack(**held(task)),)])
+        await storage.purge(Retention(limits_us=0), storage.clock() + 1000)
+        assert await storage.purge(Retention(limits_us=0), storage.clock() + HOUR_US) == 1
+        assert await storage.groups(Q) == ([], None)
+
+    run(server, body)
+
+
 def test_a_lease_whose_token_nobody_can_say_ends_and_frees_its_group(server: Server, raw: Any) -> None:
     publish(raw, "odd", "active", {"lease_token": b"\xff\xfe"})
     raw.set(f"{BASE}g:g:inflight", 1)
@@ -371,6 +449,22 @@ def test_a_lease_whose_token_nobody_can_say_ends_and_frees_its_group(server: Ser
         assert odd is not None
         assert odd.last_error is not None
         assert "its lease_token is no text" in odd.last_error.message
+
+    run(server, body)
+
+
+def test_a_lost_lease_without_a_token_ends_also_when_its_task_shall_be_cancelled(server: Server, raw: Any) -> None:
+    async def body(storage: RedisStorage) -> None:
+        await enqueue(storage, "odd", "group")
+        await reserve(storage)
+        await storage.apply([(Cancel(queue=Q, id="odd"),)])
+        raw.hdel(f"{BASE}job:odd", "lease_token")
+        at = storage.clock() + HOUR_US
+        assert [await storage.reclaim(at), await storage.reclaim(at)] == [1, 0]
+        odd = await storage.get("odd")
+        assert odd is not None
+        assert odd.state is State.CANCELLED
+        assert await storage.check() == []
 
     run(server, body)
 

@@ -110,6 +110,36 @@ def test_an_id_of_another_queue_is_found_among_many(server: Server, store: Redis
         asyncio.run(main())
 
 
+def test_ids_that_other_queues_have_are_found_at_once(server: Server, store: RedisStorage) -> None:
+    ids = [f"mine-{n}" for n in range(400)]
+
+    async def main() -> None:
+        await _all_stored(store, *[[_new(NAMES[-1 - n % 90], id)] for n, id in enumerate(ids)])
+        answers = await store.apply([[_new(NAMES[0], id, on_conflict="return")] for id in ids])
+        assert all(answer[0].existed for answer in answers)  # type: ignore[index, union-attr, attr-defined]
+
+    with never_busy(server):
+        asyncio.run(main())
+
+
+def test_ids_that_only_the_books_of_a_queue_have_are_looked_for_in_several_calls(server: Server, store: RedisStorage) -> None:
+    """Other clients deleted the jobs, so each of them is looked for in all queues."""
+    ids = [f"mine-{n}" for n in range(20)]
+
+    def calls(raw: Any) -> int:
+        return raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+    async def main(raw: Any) -> None:
+        await _all_stored(store, *[[_new(NAMES[-1], id)] for id in ids])
+        raw.delete(*[f"{{{NAMES[-1]}}}:job:{id}" for id in ids])
+        before = calls(raw)
+        await _all_stored(store, *[[_new(NAMES[0], id)] for id in ids])
+        assert calls(raw) - before >= len(ids) / 3
+
+    with server.client() as raw:
+        asyncio.run(main(raw))
+
+
 def test_a_worker_of_all_queues_takes_ends_and_sweeps(server: Server, store: RedisStorage) -> None:
     def reserve(limit: int) -> Reserve:
         return Reserve(queues=NAMES, token=new_token(), limit=limit, worker="w")

@@ -33,7 +33,6 @@ _WORDS = {
     b"failed": State.DEAD,
     b"blocked": State.BLOCKED,
     b"cancelled": State.CANCELLED,
-    b"staged": State.STAGED,
 }
 
 WORD_OF = {state: word.decode() for word, state in _WORDS.items()}

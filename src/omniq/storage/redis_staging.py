@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from omniq.models import Record
+from omniq.models import Record, State
 from omniq.operations import Enqueue, OpenRun, RunInfo, RunState, Stage
 from omniq.storage.redis_records import record_of
 
@@ -105,7 +105,7 @@ def staged_record(queue: str, id: str, value: bytes) -> Record:
     seq, staged_ms, deps, run_size, shape_size, rest = value.split(b" ", 5)
     rest, run_id = rest[: -int(run_size)], rest[-int(run_size) :].decode()
     shape, packed = rest[: int(shape_size)], rest[int(shape_size) :]
-    fields: dict[bytes, bytes] = {b"deps": deps, b"state": b"staged", b"due_ms": staged_ms}
+    fields: dict[bytes, bytes] = {b"deps": deps, b"due_ms": staged_ms}
     if shape:
         (name, common, options, ttl, _), (fingerprint, key, payload) = _shape.decode(shape), _own.decode(packed)
         fields |= _hash([part.encode() for part in common])
@@ -123,7 +123,7 @@ def staged_record(queue: str, id: str, value: bytes) -> Record:
         origin = _origin(staged_ms, seq, ttl, name, fingerprint, _bytes_of(given["options"]))
     fields |= {b"created_ms": staged_ms, b"updated_ms": staged_ms, b"o": origin}
     record = record_of(queue, id, fields)
-    record.run_id = run_id
+    record.state, record.run_id = State.STAGED, run_id
     return record
 
 

@@ -145,15 +145,21 @@ def rest_of(entries: Sequence[Entry], answers: Sequence[Any]) -> list[Entry]:
     if not answers:
         return list(entries)
     left = list(entries[len(answers) :])
-    last = entries[len(answers) - 1][0]
-    if last["kind"] == "enqueues" and not last["together"] and 3 * len(answers[-1]) < len(last["rows"]):
+    if _is_cut(entries, answers):
+        last = entries[len(answers) - 1][0]
         left.insert(0, [last | {"rows": last["rows"][3 * len(answers[-1]) :]}])
     return left
 
 
+def _is_cut(entries: Sequence[Entry], answers: Sequence[Any]) -> bool:
+    """Whether the last entry that was answered was carried out in part."""
+    last = entries[len(answers) - 1][0]
+    return last["kind"] == "enqueues" and not last["together"] and 3 * len(answers[-1]) < len(last["rows"])
+
+
 def joined(entries: Sequence[Entry], answers: list[Any], more: Sequence[Any]) -> list[Any]:
     """Answers, and those that another call gave to the rest."""
-    if len(answers) + len(more) > len(entries):  # the last of them was carried out in part
+    if answers and _is_cut(entries, answers):
         return [*answers[:-1], answers[-1] + more[0], *more[1:]]
     return [*answers, *more]
 

@@ -43,6 +43,8 @@ function store.find(q, id)
   t = homes[id]
   if t and not t.gone then return t end
   if absent[id] then return nil end
+  t = places[id] and store.load(queue(places[id]), id)
+  if t then return t end
   local names = store.all_bases(q)
   for first = 1, #names, 1000 do
     local last = math.min(first + 999, #names)

@@ -95,7 +95,9 @@ local function publish(q, op, common, from, to, answers)
   local ids = {}
   for i = from, to, 3 do ids[#ids + 1] = op.rows[i] end
   local fresh = store.all_new(q, ids)
+  local before = spent
   for i = from, to, 3 do
+    if spent - before > BUDGET then break end
     if not fresh and is_known(q, op.rows[i]) then
       answers[#answers + 1] = machine.transaction({expand(op, i)})
     else

@@ -194,12 +194,14 @@ end
 -- An event carries the kind and the first words of an error; the whole stands on the task.
 function log.brief(failure)
   local parsed, body = pcall(cjson.decode, failure)
-  if not parsed or type(body) ~= 'table' then return nil end
-  local message = body.message or ''
+  if not parsed or type(body) ~= 'table' then body = {} end -- another client wrote it
+  local kind, message = body.type, body.message
+  if type(kind) ~= 'string' then kind = '' end
+  if type(message) ~= 'string' then message = '' end
   if #message > 500 then
     local cut = 500
     while cut > 0 and string.byte(message, cut + 1) >= 128 and string.byte(message, cut + 1) < 192 do cut = cut - 1 end
     message = string.sub(message, 1, cut)
   end
-  return '{"type":' .. cjson.encode(body.type or '') .. ',"message":' .. cjson.encode(message) .. '}'
+  return '{"type":' .. cjson.encode(kind) .. ',"message":' .. cjson.encode(message) .. '}'
 end

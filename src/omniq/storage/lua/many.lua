@@ -21,7 +21,9 @@ function store.look(ids)
         end
       end
     end
-    for _, id in ipairs(found) do wanted[id] = nil end
+    for _, id in ipairs(found) do
+      if wanted[id] then wanted[id], places[id] = nil, string.sub(base, 2, -3) end
+    end
     spent = spent + 1 + math.min(size, #ids) / 10
   end
   for id in pairs(wanted) do absent[id] = true end

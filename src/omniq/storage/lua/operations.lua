@@ -29,7 +29,7 @@ function check.enqueue(op)
     staged = first -- of a run that may never be committed: whoever enqueues now is not kept waiting
   end
   local t = store.find(q, op.id)
-  if not t and store.occupied[slot(q, op.id)] then return refuse('DuplicateId') end
+  if store.occupied[slot(q, op.id)] then return refuse('DuplicateId') end
   if not t or t.state == 'staged' then return staged or t end
   local same = not t.foreign and t.fingerprint == op.fingerprint
   if op.on_conflict == 'replace_finished' then
@@ -308,7 +308,7 @@ end
 
 function write.cancel(op, t)
   if FINAL[t.state] then return {CODE[t.state]} end -- it fell with a blocker that ended in this very transaction
-  if t.state == 'active' and not op.token then
+  if t.state == 'active' and not op.token and not op.lost then -- a lease that others damaged is lost without a token
     if not t.cancel then
       t.cancel = true
       set(t, 'cancel', '1')

@@ -49,7 +49,8 @@ local function lease(q, id, op, tasks)
   local known = cache[slot(q, id)]
   local values = redis.pcall('HMGET', q.job .. id, unpack(PLAIN)) -- others may have stored something else there
   if values[1] ~= 'wait' or (known and known.state ~= 'wait') or not is_text(id) then
-    if not CODE[values[1]] or values[1] == 'wait' and not is_text(id) then machine.unreadable(q, id) end
+    if not MEMBER[values[1]] or values[1] == 'wait' and not is_text(id) then machine.unreadable(q, id) end
+    remove(q, 'idx:wait', id) -- else it would count as ready for ever
     q.changed = true
     return nil
   end

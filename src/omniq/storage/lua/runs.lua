@@ -12,7 +12,7 @@ local ACK = {
 }
 
 local function ack(q, op, id, token, result, data)
-  local v = run('HMGET', q.job .. id, unpack(ACK))
+  local v = redis.pcall('HMGET', q.job .. id, unpack(ACK)) -- others may have stored something else there
   if v[1] ~= 'active' or v[2] ~= token or text(v[4]) or v[5] == '1' or v[6] == '1' or not v[7] then return false end
   local own, _, ttl_ms, name = store.read_origin(v[7])
   local created = v[8]

@@ -10,6 +10,7 @@ local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of opera
 local cache, touched = {}, {}
 local homes = {} -- every task that this call has looked at, by id: its hash may not tell yet what became of it
 local absent = {} -- ids that are in no other queue
+local places = {} -- queues whose books have an id, by id; its hash may be gone
 local spent = 0 -- of `BUDGET`
 store.occupied = {} -- ids whose key holds no hash: no task can be stored under them
 
@@ -29,7 +30,7 @@ local PLAIN = {
   'state', 'attempt', 'timeout_ms', 'gid', 'created_ms', 'due_ms', 'more', 'first_started_ms', 'o', 'id', 'payload', 'max_attempts',
 }
 local COLD = {eta_us = true, interval_us = true, dead_queue = true, left = true, edges = true, idempotency_key = true}
--- The sorted sets that a task is in, by state.
+-- The sorted sets that a task is in, by state. No hash has another one: staged tasks are kept elsewhere.
 local MEMBER = {
   wait = {'idx:wait'},
   delayed = {'delayed', 'idx:delayed'},
@@ -114,7 +115,7 @@ local Task = {
 
 -- A task from the values of its first fields. One in a state that we do not know is nobody's to run: like a dead letter.
 function store.shape(q, id, key, v)
-  local state = CODE[v[1]] and v[1] or 'failed'
+  local state = MEMBER[v[1]] and v[1] or 'failed'
   local t = {
     q = q, id = id, key = key, changes = {}, state = state, stored = state, attempt = ms(v[2]), timeout_ms = ms(v[3]),
     gid = text(v[4]), created_ms = ms(v[5]), due_ms = ms(v[6]), lock_until_ms = ms(v[7]), odd = state ~= v[1],

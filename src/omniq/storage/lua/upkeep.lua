@@ -159,12 +159,18 @@ local function ask_blockers(q, limit)
   return moved
 end
 
+-- The group of a job whose key may hold anything.
+local function gid_of(q, id)
+  local gid = redis.pcall('HGET', job_key(q, id), 'gid')
+  return type(gid) == 'string' and text(gid) or nil
+end
+
 -- Slots of groups, counted from the leases.
 local function recount(q)
   local running = {}
   for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
-    local gid = text(redis.pcall('HGET', job_key(q, id), 'gid'))
-    if type(gid) == 'string' then running[gid] = (running[gid] or 0) + 1 end
+    local gid = gid_of(q, id)
+    if gid then running[gid] = (running[gid] or 0) + 1 end
   end
   for _, gid in ipairs(run('ZRANGE', q.o .. 'lanes', 0, -1)) do q.lanes[gid] = true end
   for gid in pairs(q.lanes) do
@@ -308,7 +314,7 @@ local function groups_to_come(q)
   local names = {}
   for _, set_name in ipairs(members) do
     for _, id in ipairs(run('ZRANGE', q.base .. set_name, 0, -1)) do
-      local gid = text(run('HGET', job_key(q, id), 'gid'))
+      local gid = gid_of(q, id)
       if gid then names[gid] = true end
     end
   end
@@ -497,8 +503,8 @@ function upkeep.check(op)
     for _, gid in ipairs(run('ZRANGE', key, 0, -1)) do names[gid] = true end
   end
   for _, id in ipairs(run('ZRANGE', q.base .. 'idx:wait', 0, -1)) do
-    local gid = text(redis.pcall('HGET', job_key(q, id), 'gid'))
-    if type(gid) == 'string' then names[gid] = true end
+    local gid = gid_of(q, id)
+    if gid then names[gid] = true end
   end
   check_lane(q, nil, q.base .. 'wait', waiting, complaints, repair)
   for gid in pairs(names) do check_lane(q, gid, q.base .. 'g:' .. gid .. ':wait', waiting, complaints, repair) end
