@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
-from lake_rows import DAYS, rows
+from lake_rows import DAYS, Log, rows
 
 from omniq.spark import Lake, build, check
 from omniq.spark.lake.bronze import take_in
@@ -22,6 +22,29 @@ def test_what_was_built_by_steps_is_what_a_full_build_makes(spark: "SparkSession
     for name in (*SILVER, *GOLD):
         assert rows(built, name) == rows(whole, name), name
         assert len(rows(whole, name)) > 0
+
+
+def test_what_was_open_up_to_the_newest_event_of_another_store_is_built_anew_when_it_ends(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    day = 86_400
+    ahead, behind = Log("ahead"), Log("behind")
+    ahead.task("a", at=4 * day).started(4 * day + 1).succeeded(4 * day + 2)
+    waits, runs = behind.task("waits", group="g"), behind.task("runs", group="g").started(5)
+    known = len(behind.rows)
+    waits.started(day).succeeded(day + 10)
+    runs.succeeded(day + 20)
+
+    steps, whole = Lake.init(tmp_path / "steps"), Lake.init(tmp_path / "whole")
+    take_in(steps, ahead.frame(spark).unionAll(behind.frame(spark).limit(known)), stream="s", batch=0)
+    build(spark, steps)
+    assert len(steps.manifest("group_hour").parts) == 5
+    take_in(steps, behind.frame(spark, after=known), stream="s", batch=1)
+    build(spark, steps)
+    take_in(whole, ahead.frame(spark).unionAll(behind.frame(spark)), stream="s", batch=0)
+    build(spark, whole)
+    for name in ("queue_minute", "func_hour", "group_hour", "capacity_hour"):
+        assert rows(steps, name) == rows(whole, name), name
 
 
 def test_every_table_has_the_columns_that_the_reference_names(spark: "SparkSession", built: Lake) -> None:

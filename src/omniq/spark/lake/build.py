@@ -119,6 +119,7 @@ class _Build:
         self.about = lake.about()
         self.frozen = self.about.expired_before
         self.lost = spans(self.about)
+        self.reached = set[date]()  # by what was open in one version and not in the other
         self.written: list[str] = []
         self.report = BuildReport(version=self.version.partition("=")[2], days={}, rows={}, seconds=0.0)
 
@@ -201,14 +202,19 @@ class _Build:
         """The days of which one version of silver tells something that the other does not."""
         from pyspark.sql import functions as F
 
+        versions = ((-1, self.old, self.old["tasks"].horizon), (1, self.new, self.new["tasks"].last))
         rows = [
-            told(self.lake.frame(self.spark, manifests[name], days)).select("what", "days", F.lit(sign).alias("sign"))
+            told(self.lake.frame(self.spark, manifests[name], days), horizon).withColumn("sign", F.lit(sign))
             for name, told in (("attempts", told_by_attempts), ("tasks", told_by_tasks))
-            for sign, manifests in ((-1, self.old), (1, self.new))
+            for sign, manifests, horizon in versions
         ]
         every = reduce(lambda one, other: one.unionAll(other), rows)
-        differ = every.groupBy("what").agg(F.sum("sign").alias("sum"), F.first("days").alias("days")).where("sum <> 0")
-        return {row["day"] for row in differ.select(F.explode("days").alias("day")).distinct().collect()}
+        differ = every.groupBy("what", "open").agg(F.sum("sign").alias("sum"), F.first("days").alias("days")).where("sum <> 0")
+        changed = {
+            (row["day"], row["open"]) for row in differ.select(F.explode("days").alias("day"), "open").distinct().collect()
+        }
+        self.reached = {day for day, is_open in changed if is_open}
+        return {day for day, is_open in changed if not is_open}
 
     # -- gold --------------------------------------------------------------------------------------
 
@@ -239,6 +245,8 @@ class _Build:
         moved = old.horizon is not None and horizon is not None and horizon > old.horizon
         if name == "retry_storm":
             days |= {day + timedelta(days=1) for day in days if horizon is not None and day < horizon.date()}
+        if name == "group_hour":
+            days |= self.reached
         if name in ("group_hour", "capacity_hour") and moved and old.horizon is not None and horizon is not None:
             days |= set(days_between(old.horizon.date(), horizon.date()))
         if name == "capacity_hour" and days and horizon is not None:
