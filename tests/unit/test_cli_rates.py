@@ -72,6 +72,19 @@ def test_a_log_that_was_purged_covers_what_is_left_of_it() -> None:
     scene(body)
 
 
+def test_a_log_that_is_purged_while_it_is_read_says_nothing() -> None:
+    async def body(storage: MemoryStorage, clock: FakeClock) -> None:
+        await enqueue(storage, 12)
+        clock.advance(20)
+        shards = await storage.event_shards()
+        await storage.purge(Retention(dead_us=None, events_us=None, events_max=0))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(storage, "event_shards", lambda: asyncio.sleep(0, shards))
+            assert await read_rates(storage) is None
+
+    scene(body)
+
+
 def test_a_minute_without_events_is_known_to_be_one() -> None:
     async def body(storage: MemoryStorage, clock: FakeClock) -> None:
         assert await read_rates(storage) is None

@@ -63,7 +63,7 @@ async def read_rates(storage: BaseStorage, window_s: float = WINDOW_S, least_s: 
 async def _tail(storage: BaseStorage, shard: Shard, since: int) -> tuple[list[EventRow], int]:
     """The events of a shard since a moment, as far as a few chunks reach, and the moment from which on they are all there."""
     found: list[EventRow] = []
-    upto = shard.last
+    upto, lost = shard.last, False
     for _ in range(MAX_CHUNKS):
         after = max(upto - CHUNK, shard.first - 1)
         if after >= upto:
@@ -71,11 +71,12 @@ async def _tail(storage: BaseStorage, shard: Shard, since: int) -> tuple[list[Ev
         try:
             rows = await storage.events(shard.name, after, CHUNK, upto)
         except EventsLost:  # a worker purged meanwhile
+            lost = True
             break
         found[:0] = [row for row in rows if row.ts_us >= since]
         if not rows or rows[0].ts_us < since:
             return found, since
         upto = after
-    if not found or upto < FIRST:  # nothing was purged: before its first event nothing happened
+    if upto < FIRST or not (found or lost):  # nothing was purged: before its first event nothing happened
         return found, since
-    return found, found[0].ts_us
+    return found, found[0].ts_us if found else storage.clock()

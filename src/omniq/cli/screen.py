@@ -11,7 +11,7 @@ from rich.layout import Layout
 from rich.panel import Panel
 from rich.text import Text
 
-from omniq.cli.busy import busy_in
+from omniq.cli.busy import SILENT_US, alive, busy_in
 from omniq.cli.output import count, one_line
 from omniq.cli.table import Fitted
 from omniq.cli.values import short
@@ -27,7 +27,6 @@ VERY_WIDE = 160  # and from which workers and failures stand side by side
 FRAME = 3  # lines of a panel besides its rows: two borders and the titles
 BORDERS = 4  # columns of a panel besides its table
 BAR = 10
-SILENT_US = 30_000_000
 
 
 def draw(view: View, size: ConsoleDimensions) -> RenderableType:
@@ -60,10 +59,10 @@ def _head(view: View) -> Text:
         line.append(f" the store is away: {one_line(view.away, 200)}", style="bold white on red")
         return line
     running, dead = sum(_busy(view, c) or 0 for c in view.queues), sum(c.dead for c in view.queues)
-    alive = sum(view.now_us - w.seen_at_us < SILENT_US for w in view.workers)
+    there = len(alive(view.workers, view.now_us))
     line.append(f" {running} running  {sum(c.ready for c in view.queues)} ready  ")
     line.append(f"{dead} failed", style="red" if dead else "")
-    line.append(f"  {count(alive, 'worker')}", style="" if alive else "yellow")
+    line.append(f"  {count(there, 'worker')}", style="" if there else "yellow")
     line.append(f"  {_clock(from_us(view.now_us))}  {view.url}", style="dim")
     return line
 
