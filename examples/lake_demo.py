@@ -91,7 +91,7 @@ def main(folder: Path) -> int:
         enqueue(orders, url, invoice, key="order", args=["order"])
     with step("a worker with 20 slots"), OmniQ(SQLiteStorage(url)) as oq, oq.worker(concurrency=20) as pool:
         pool.drain()
-    with step(f"{MADE_UP_DAYS} days of made-up history, store {MADE_UP}, into the lake"), beside:
+    with step(f"the rest of {MADE_UP_DAYS} days of made-up history, store {MADE_UP}, into the lake meanwhile"), beside:
         made_up_events = invented.result().rows
     with step("the events of the tasks into the lake"):
         taken = ingest(spark, url, lake)
