@@ -140,11 +140,11 @@ class Runner:
                 self._queue.storage.check_call([transaction])
         except asyncio.CancelledError as exc:
             if run.ending is not None:
-                cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
+                run.task.uncancel()
                 return await self._interrupted(run)
             if self.leaving or self.is_abandoned():
                 raise
-            await self._calm()
+            await self._calm(run.task)
             return self._failed(run, exc)
         except (NotRunnable, Unrecoverable) as exc:
             if isinstance(exc, NotRunnable) and exc.unknown and not run.begun:
@@ -157,12 +157,11 @@ class Runner:
                 raise
             return self._failed(run, exc)
         if run.ending is not None:  # it finished, or caught the interruption, at the last moment
-            task = cast("asyncio.Task[None]", asyncio.current_task())
-            task.uncancel()
+            run.task.uncancel()
             if run.ending != "release":
                 return await self._interrupted(run)
-        elif cast("asyncio.Task[None]", asyncio.current_task()).cancelling() and not self.leaving and not self.is_abandoned():
-            await self._calm()  # it cancelled itself and then returned all the same
+        elif run.task.cancelling() and not self.leaving and not self.is_abandoned():
+            await self._calm(run.task)  # it cancelled itself and then returned all the same
         if run.context.cancelled:
             return self._cancelled(record)
         self.done += 1
@@ -218,9 +217,8 @@ class Runner:
             return self._failed(run, invalid)
         return self._failed(run, exc, after=exc.after)
 
-    async def _calm(self) -> None:
+    async def _calm(self, task: asyncio.Task[None]) -> None:
         """Undo what a task did that cancelled itself, so that the next one in its slot does not hear of it."""
-        task = cast("asyncio.Task[None]", asyncio.current_task())
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)  # where a cancellation that is still to come comes out
         while task.cancelling():

@@ -21,6 +21,7 @@ T = TypeVar("T")
 FOREIGN_LEASE_MS = 60_000
 MAX_WORDS = 4096  # bytes of `last_error` that other clients keep
 MAX_MS = 9_999_999_999_999  # the year 2286
+MAX_LEASE_MS = MAX_DURATION_US // 1000
 _MOST_US = 253_402_300_799_999_999  # the end of the year 9999, where the calendar of Python ends
 _NOT_READ = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
@@ -131,13 +132,15 @@ def whole(value: bytes | float, most: int = MAX_MS) -> int:
     Some write large numbers with an exponent, and nothing keeps them from writing anything else.
     """
     try:
-        return min(max(int(value), 0), most)
+        number = int(value)
     except (ValueError, OverflowError):
-        pass
-    try:
-        return int(min(max(float(value), 0), most))
-    except ValueError:
-        return 0
+        try:
+            number = float(value)
+        except ValueError:
+            return 0
+    if 0 <= number <= most:  # asked of each task that is leased, several times
+        return int(number)
+    return most if number > 0 else 0
 
 
 def _str(value: bytes) -> str:
@@ -238,7 +241,7 @@ def _read(decode: Callable[[bytes], T], value: bytes) -> T | None:
 
 
 def _lease_us(fields: Hash) -> int:
-    ms = _int(fields, b"timeout_ms", MAX_DURATION_US // 1000) or 0
+    ms = _int(fields, b"timeout_ms", MAX_LEASE_MS) or 0
     return (ms if ms > 0 else FOREIGN_LEASE_MS) * 1000
 
 

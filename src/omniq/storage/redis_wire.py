@@ -14,7 +14,7 @@ import msgspec
 
 from omniq import errors
 from omniq.errors import IdempotencyConflict, Refused
-from omniq.models import MAX_COUNT, MAX_DURATION_US, Record, State
+from omniq.models import MAX_COUNT, Record, State
 from omniq.operations import (
     AbortRun,
     Ack,
@@ -55,7 +55,17 @@ from omniq.operations import (
     Stage,
     Staged,
 )
-from omniq.storage.redis_records import FIELDS, Options, Origin, origin_of, record_of, state_of, whole, words_of
+from omniq.storage.redis_records import (
+    FIELDS,
+    MAX_LEASE_MS,
+    Options,
+    Origin,
+    origin_of,
+    record_of,
+    state_of,
+    whole,
+    words_of,
+)
 from omniq.storage.redis_staging import as_text, encode_open, encode_stage, run_of
 from omniq.storage.runs import another_body, run_closed, staged_elsewhere
 
@@ -527,7 +537,7 @@ def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
         origin=options.origin,
         due_us=whole(due or created) * 1000,
         timeout_us=options.timeout_us,
-        lease_us=None if options.no_lease else whole(timeout_ms or 0, MAX_DURATION_US // 1000) * 1000,
+        lease_us=None if options.no_lease else whole(timeout_ms or 0, MAX_LEASE_MS) * 1000,
         result_ttl_us=options.result_ttl_us,
         attempts=1,
         max_attempts=0 if options.no_max else whole(max_attempts or 0, MAX_COUNT),
