@@ -68,8 +68,8 @@ def step(what: str) -> Iterator[None]:
 def main(folder: Path) -> int:
     from omniq.spark import Lake, build, check, enqueue, ingest, report, session
     from omniq.spark.lake.bronze import take_in
-    from omniq.spark.lake.facts import MADE_UP
     from omniq.spark.lake.generator import history
+    from omniq.spark.lake.report.facts import MADE_UP
 
     console.print("[bold]The data pipeline on Spark[/]")
     url = f"sqlite:///{(folder / 'shop.db').absolute()}"

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from omniq.queue import AsyncTaskQueue
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
     from omniq.storage.base import BaseStorage
-    from omniq.storage.file import FileStorage
+    from omniq.storage.file.driver import FileStorage
     from omniq.storage.memory import MemoryStorage
-    from omniq.storage.redis import RedisStorage
-    from omniq.storage.sqlite import SQLiteStorage
+    from omniq.storage.redis.driver import RedisStorage
+    from omniq.storage.sqlite.driver import SQLiteStorage
     from omniq.tasks import TaskFunction, handler, task
     from omniq.worker import AsyncWorkerPool, WorkerPool
 
@@ -62,10 +62,10 @@ _PLACES = {
     "omniq.queue": "AsyncTaskQueue",
     "omniq.serialization": "CloudpickleSerializer MsgspecSerializer Serializer",
     "omniq.storage.base": "BaseStorage",
-    "omniq.storage.file": "FileStorage",
+    "omniq.storage.file.driver": "FileStorage",
     "omniq.storage.memory": "MemoryStorage",
-    "omniq.storage.redis": "RedisStorage",
-    "omniq.storage.sqlite": "SQLiteStorage",
+    "omniq.storage.redis.driver": "RedisStorage",
+    "omniq.storage.sqlite.driver": "SQLiteStorage",
     "omniq.tasks": "TaskFunction handler task",
     "omniq.worker": "AsyncWorkerPool WorkerPool",
 }

@@ -1,6 +1,7 @@
 """Makes `spark.read.format("omniq")` work without registration: Spark looks for `DefaultSource` in modules named `pyspark_*`.
 
-Spark imports this with every other such module, so nothing here may fail or take long; the work is in `omniq.spark.source`.
+Spark imports this with every other such module, so nothing here may fail or take long; the work is in
+`omniq.spark.reading.source`.
 """
 
 from pyspark.sql.datasource import (
@@ -22,26 +23,26 @@ class DefaultSource(DataSource):
 
     def schema(self) -> str:
         from omniq.spark.causes import sentence_first
-        from omniq.spark.schema import schema
+        from omniq.spark.reading.schema import schema
 
         with sentence_first():
             return schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from omniq.spark.causes import sentence_first
-        from omniq.spark.source import reader
+        from omniq.spark.reading.source import reader
 
         with sentence_first():
             return reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from omniq.spark.stream import StreamReader
+        from omniq.spark.reading.stream import StreamReader
 
         return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from omniq.spark.causes import sentence_first
-        from omniq.spark.writing import writer
+        from omniq.spark.writing.writing import writer
 
         with sentence_first():
             return writer(self.options, schema.fieldNames(), overwrite)

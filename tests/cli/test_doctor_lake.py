@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from omniq import OmniQ, SQLiteStorage
 from omniq.cli.app import app
-from omniq.cli.examination import examine
-from omniq.cli.findings import Finding
+from omniq.cli.check_results import Finding
+from omniq.cli.store.checks import examine
 from omniq.models import now_us
 from omniq.operations import Retention
 from omniq.spark.lake.layout import Gap, Lake, StoreEntry

@@ -13,7 +13,7 @@ from support.redis_server import Server
 from support.shell import Shell
 from support.waiting import wait_for
 
-from omniq.storage.file_folder import sealed_file
+from omniq.storage.file.folder import sealed_file
 
 READING = [
     ["queues"],

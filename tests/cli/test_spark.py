@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.shell import Shell
 
-from omniq.cli.spark_examination import VERSIONS
+from omniq.cli.spark.checks import VERSIONS
 
 
 def test_a_java_that_is_not_there_is_named_and_nothing_is_started(sh: Shell) -> None:

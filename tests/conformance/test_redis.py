@@ -11,8 +11,10 @@ import pytest
 from support import differential, reference
 from support.redis_server import Server, bundled, running
 
-from omniq.storage import redis, redis_client, redis_plan
-from omniq.storage.redis import RedisStorage
+from omniq.storage.redis import client as redis_client
+from omniq.storage.redis import driver as redis
+from omniq.storage.redis import plan as redis_plan
+from omniq.storage.redis.driver import RedisStorage
 from omniq.testing import FakeClock, conformance
 
 _servers: list[Server] = []

@@ -15,7 +15,7 @@ from support.redis_server import Cluster, Server
 from omniq.errors import CrossQueue, Refused, StoreUnavailable
 from omniq.models import Blocker, Record, State, new_token
 from omniq.operations import Ack, Enqueue, Reserve, Reserved, Saved
-from omniq.storage.redis import RedisStorage
+from omniq.storage.redis.driver import RedisStorage
 from omniq.testing import FakeClock, conformance
 
 _clusters: list[Cluster] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from omniq.spark.lake.samples import ALL
+from omniq.spark.lake.report.samples import ALL
 from omniq.spark.lake.tables import TABLES, LakeTable
 
 BEGIN = "<!-- The tables are made from the code by tests/docs/lake_page.py. -->"

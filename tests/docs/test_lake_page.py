@@ -44,7 +44,7 @@ def test_the_methods_and_checks_are_named() -> None:
     for method in ("init", "table", "files", "views"):
         assert f"`{method}(" in PAGE or f"`Lake.{method}(" in PAGE
         assert hasattr(Lake, method)
-    code = "".join(map(inspect.getsource, (checks, omniq.spark.lake.days, omniq.spark.lake.sums)))
+    code = "".join(map(inspect.getsource, (checks, omniq.spark.lake.days, omniq.spark.lake.totals)))
     names = set(re.findall(r'name="([a-z ]+)"', code)) - {"note"}
     assert [name for name in names if name not in PAGE] == []
 

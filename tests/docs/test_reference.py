@@ -19,12 +19,19 @@ import omniq.testing
 from omniq import config, models
 from omniq.client.wire import PushOptions
 from omniq.server import ServeOptions, atomic, looking, metrics, protocol, server, session
-from omniq.spark.options import READ
-from omniq.spark.schema import SPARK_TYPES
+from omniq.spark.reading.options import READ
+from omniq.spark.reading.schema import SPARK_TYPES
 from omniq.spark.settings import EVERYWHERE, settings
-from omniq.spark.writing import WRITE
-from omniq.storage import file_folder, file_index, file_journal, file_ledger, file_lines, file_opening, ledger, sqlite_schema
+from omniq.spark.writing.writing import WRITE
+from omniq.storage import ledger
 from omniq.storage.base import BaseStorage
+from omniq.storage.file import folder as file_folder
+from omniq.storage.file import index as file_index
+from omniq.storage.file import journal as file_journal
+from omniq.storage.file import ledger as file_ledger
+from omniq.storage.file import lines as file_lines
+from omniq.storage.file import opening as file_opening
+from omniq.storage.sqlite import schema as sqlite_schema
 from omniq.storage.tables import TABLES
 from omniq.tasks import Options
 

@@ -7,7 +7,7 @@ import fault_small_files
 import pytest
 from fault_processes import Fleet
 
-from omniq.storage import file_folder
+from omniq.storage.file import folder as file_folder
 
 
 @pytest.fixture

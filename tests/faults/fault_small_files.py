@@ -2,7 +2,7 @@
 
 import os
 
-from omniq.storage import file_folder
+from omniq.storage.file import folder as file_folder
 
 VARIABLE = "FAULT_SMALL_FILES"
 SIZES = {"JOURNAL_BYTES": 64 << 10, "SEGMENT_BYTES": 16 << 10, "TIDY_BYTES": 1 << 10}

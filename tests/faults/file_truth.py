@@ -13,8 +13,8 @@ import msgspec
 
 from omniq.models import State
 from omniq.operations import Ack, Enqueue, Filter, Reserve, Reserved
-from omniq.storage.file import FileStorage
-from omniq.storage.file_writer import Section
+from omniq.storage.file.driver import FileStorage
+from omniq.storage.file.writer import Section
 
 FOLDER_OF = {
     State.STAGED: "queue/pending",

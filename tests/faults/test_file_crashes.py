@@ -21,9 +21,11 @@ from support.faulty_files import FaultyFiles, How, LayeredStorage, LossyFiles, S
 
 from omniq.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.operations import Ack, Enqueue, Filter, Operation, Reserve, Reserved
-from omniq.storage import file_folder, machine, runs
 from omniq.storage.base import Result, Transaction
-from omniq.storage.file import FileStorage
+from omniq.storage.file import folder as file_folder
+from omniq.storage.file.driver import FileStorage
+from omniq.storage.machine import machine
+from omniq.storage.machine import staged_runs as runs
 
 ROUNDS = int(os.environ.get("ROUNDS") or 20)
 STEP = max(20 // ROUNDS, 1)  # the slow tests break off at every call, or at every so many of them
@@ -487,7 +489,7 @@ PLAY = [
 def cut_everywhere(furnished: Path, room: Path, monkeypatch: pytest.MonkeyPatch, every: int, seeds: list[int]) -> None:
     async def main() -> None:
         files, states = await play(copied(furnished, room), PLAY)
-        monkeypatch.setattr("omniq.storage.file.boot_id", lambda: "another-boot")
+        monkeypatch.setattr("omniq.storage.file.driver.boot_id", lambda: "another-boot")
         for cut in range(0, len(files.changes) + 1, every):
             for seed in seeds:
                 for luck in (0.0, 0.5, 1.0) if seed == seeds[0] else (0.3, 0.7):

@@ -20,12 +20,12 @@ from file_truth import TABLES, Dump, check_folder, check_works, difference, dump
 from omniq.errors import Invalid, StoreForeign, StoreFull, StoreTooNew, StoreUnavailable
 from omniq.models import State, TaskError
 from omniq.operations import AbortRun, Ack, CommitRun, Enqueue, Fail, OpenRun, Progress, Reserve, Retention, Stage
-from omniq.storage import file_folder
-from omniq.storage.file import FileStorage
-from omniq.storage.file_folder import sealed_file
-from omniq.storage.file_opening import FOLDERS
-from omniq.storage.file_upkeep import check_store
-from omniq.storage.file_writer import Section
+from omniq.storage.file import folder as file_folder
+from omniq.storage.file.driver import FileStorage
+from omniq.storage.file.folder import sealed_file
+from omniq.storage.file.opening import FOLDERS
+from omniq.storage.file.upkeep import check_store
+from omniq.storage.file.writer import Section
 from omniq.testing import FakeClock
 
 POINTS = 24  # places in each file that the quick tests damage
@@ -266,7 +266,7 @@ def test_a_journal_that_is_gone_after_a_reboot_takes_no_line_with_it(
             before = await dump(storage)
         for journal in (path / "journal").iterdir():
             journal.unlink()
-        monkeypatch.setattr("omniq.storage.file.boot_id", lambda: "another-boot")
+        monkeypatch.setattr("omniq.storage.file.driver.boot_id", lambda: "another-boot")
         check_rest(before, await told(path), {}, "no journal")
 
     asyncio.run(main())

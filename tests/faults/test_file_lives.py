@@ -43,8 +43,10 @@ from omniq.operations import (
     Stage,
     WorkerInfo,
 )
-from omniq.storage import file_folder, machine, runs
-from omniq.storage.file import FileStorage
+from omniq.storage.file import folder as file_folder
+from omniq.storage.file.driver import FileStorage
+from omniq.storage.machine import machine
+from omniq.storage.machine import staged_runs as runs
 
 ROUNDS = int(os.environ.get("ROUNDS") or 20)
 QUEUES = ("q", "w")

@@ -13,8 +13,8 @@ from fault_processes import Fleet, on_each_store, until
 from omniq import FileStorage, OmniQ
 from omniq.models import State, new_token
 from omniq.operations import Ack, Enqueue, Reserve, Reserved, Retention
-from omniq.storage import file_folder
-from omniq.storage.file_writer import Section
+from omniq.storage.file import folder as file_folder
+from omniq.storage.file.writer import Section
 from omniq.testing import FakeClock
 
 on_files = pytest.mark.parametrize("fleet", ["file"], indirect=True)

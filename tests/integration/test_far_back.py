@@ -11,7 +11,7 @@ from omniq import BaseStorage, FileStorage, MemoryStorage, SQLiteStorage
 from omniq.models import State, new_token
 from omniq.operations import Enqueue, Filter, Record, Reserve, Saved
 from omniq.storage.cursors import SCAN_LIMIT
-from omniq.storage.sqlite_find import COUNTS
+from omniq.storage.sqlite.find import COUNTS
 
 Make = Callable[[Path], BaseStorage]
 MAKERS: dict[str, Make] = {

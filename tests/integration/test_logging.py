@@ -11,9 +11,9 @@ from support import jobs
 from support.waiting import eventually
 
 from omniq import AsyncOmniQ, BaseStorage, MemoryStorage, OmniQ, RedisStorage, Settings, SQLiteStorage
+from omniq.cli.logs import PlainFormatter
 from omniq.client import AsyncClient
 from omniq.contract import AsyncContractClient
-from omniq.logs import PlainFormatter
 from omniq.models import new_token
 from omniq.operations import Reserve
 from omniq.server import ServeOptions, Server

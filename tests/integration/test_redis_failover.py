@@ -21,7 +21,7 @@ from omniq import AsyncOmniQ, Settings, current_task
 from omniq.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.models import State, new_token
 from omniq.operations import Ack, Enqueue, Enqueued, Reserve, Reserved
-from omniq.storage.redis import RedisStorage
+from omniq.storage.redis.driver import RedisStorage
 
 QUICK = Settings(backoff_base=0.01, grace=5)
 DURABLE = {"appendonly": "yes", "appendfsync": "everysec"}

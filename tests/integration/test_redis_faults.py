@@ -20,7 +20,7 @@ from omniq.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.models import State, new_token
 from omniq.operations import Ack, Acked, Enqueue, Enqueued, OpenRun, Reserve, Reserved, Stage
 from omniq.storage.bulk import open_bulk
-from omniq.storage.redis import RedisStorage
+from omniq.storage.redis.driver import RedisStorage
 
 RESUME_S = 2.0
 QUICK = Settings(backoff_base=0.01, grace=5)
@@ -165,7 +165,7 @@ def test_a_blocking_call_whose_answer_got_lost_says_so(proxy: Proxy, url: str) -
 
 
 def test_a_server_that_is_silent_leaves_the_outcome_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omniq.storage.redis_client.ANSWER_S", 0.3)
+    monkeypatch.setattr("omniq.storage.redis.client.ANSWER_S", 0.3)
 
     async def main(server: Server) -> None:
         async with RedisStorage(server.url) as storage:

@@ -36,7 +36,7 @@ from omniq.operations import (
 )
 from omniq.server import ServeOptions
 from omniq.server import Server as TcpServer
-from omniq.storage.redis import RedisStorage
+from omniq.storage.redis.driver import RedisStorage
 from omniq.worker import AsyncWorkerPool
 
 Q = "default"

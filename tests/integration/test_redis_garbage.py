@@ -30,7 +30,7 @@ from omniq.operations import (
     Stage,
 )
 from omniq.serialization import MsgspecSerializer
-from omniq.storage.redis import RedisStorage
+from omniq.storage.redis.driver import RedisStorage
 from omniq.translate import task_of
 
 Q, BASE = "mail", "{mail}:"

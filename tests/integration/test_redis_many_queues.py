@@ -13,7 +13,7 @@ from support.redis_server import Server, running
 from omniq.errors import DuplicateId, Refused
 from omniq.models import State, new_id, new_token
 from omniq.operations import Ack, Cancel, Enqueue, Filter, Operation, Reserve, Retention
-from omniq.storage.redis import RedisStorage
+from omniq.storage.redis.driver import RedisStorage
 
 MANY = 10_000
 NAMES = tuple(f"q{n:05d}" for n in range(MANY))

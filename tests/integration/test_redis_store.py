@@ -15,13 +15,13 @@ from support import jobs
 from support.redis_server import Server, free_port, running
 
 from omniq import AsyncOmniQ
-from omniq.cli.copying import Copy
+from omniq.cli.store.copying import Copy
 from omniq.errors import Invalid, Refused, StoreUnavailable
 from omniq.models import Blocker, Record, State, StoredResult, TaskError, new_token
 from omniq.operations import Ack, Cancel, Enqueue, Extend, Fail, Filter, Requeue, Reserve, Reserved, Retention, Saved
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
-from omniq.storage.redis import RedisStorage
+from omniq.storage.redis.driver import RedisStorage
 from omniq.testing import FakeClock, conformance
 
 Q = "mail"

@@ -24,7 +24,7 @@ from typer.main import get_command
 
 from omniq import MemoryStorage, OmniQ
 from omniq.cli.app import app
-from omniq.cli.send import run_send
+from omniq.cli.serve.sending import run_send
 from omniq.client import Client
 from omniq.errors import ConfigError, ConnectionLost
 from omniq.server import ServeOptions, Server

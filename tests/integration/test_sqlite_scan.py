@@ -10,10 +10,10 @@ import pytest
 from omniq.errors import EventsLost
 from omniq.models import TaskError, new_token
 from omniq.operations import Ack, Cancel, Enqueue, Fail, OpenRun, Reserve, Reserved, Retention, Retry, Stage
-from omniq.storage import sqlite_scan
 from omniq.storage.scanning import Range, scan_range
-from omniq.storage.sqlite import SQLiteStorage
-from omniq.storage.sqlite_scan import SOURCES
+from omniq.storage.sqlite import scan as sqlite_scan
+from omniq.storage.sqlite.driver import SQLiteStorage
+from omniq.storage.sqlite.scan import SOURCES
 from omniq.storage.tables import TABLES, Condition
 
 NOW = 1_800_000_000_000_000

@@ -15,8 +15,8 @@ from support.waiting import eventually
 
 from omniq import AsyncOmniQ, DriverClosed, OmniQ, Settings, SQLiteStorage, StoreUnavailable
 from omniq.errors import StoreError, StoreTooNew
-from omniq.storage.sqlite_schema import VERSION
-from omniq.storage.sqlite_writer import SQLiteWriter
+from omniq.storage.sqlite.schema import VERSION
+from omniq.storage.sqlite.writer import SQLiteWriter
 
 TASK_COLUMNS = {
     "id",
@@ -483,7 +483,7 @@ def test_a_worker_lives_through_a_database_that_cannot_be_written(tmp_path: Path
 def test_a_store_of_the_first_format_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "old.db"
     with monkeypatch.context() as old:
-        old.setattr("omniq.storage.sqlite_schema.VERSION", 1)
+        old.setattr("omniq.storage.sqlite.schema.VERSION", 1)
         with OmniQ(SQLiteStorage(path)) as oq:
             task_id = oq.enqueue(jobs.add, 1, 2)
     connection = sqlite3.connect(path)

@@ -19,7 +19,7 @@ from omniq.models import Record, State, new_token
 from omniq.operations import Ack, Capabilities, Enqueue, Extend, Reserve, Retry, WorkerInfo
 from omniq.server import ServeOptions, Server
 from omniq.storage import sending
-from omniq.storage.redis import RedisStorage
+from omniq.storage.redis.driver import RedisStorage
 from omniq.testing import FaultyStorage
 
 QUICK = Settings(backoff_base=0.01, grace=5)

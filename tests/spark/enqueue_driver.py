@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from omniq.spark import enqueue, map_tasks, session, staging
-from omniq.spark.staging import Work, stage
+from omniq.spark import enqueue, map_tasks, session
+from omniq.spark.writing import staging
+from omniq.spark.writing.staging import Work, stage
 
 TOO_LONG_S = 600.0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.shell import Shell
 
-from omniq.spark.executors import look_around
+from omniq.spark.working.executors import look_around
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

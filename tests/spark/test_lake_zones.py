@@ -18,10 +18,10 @@ from omniq.cli.app import app
 from omniq.errors import CheckFailed, Invalid
 from omniq.spark import Lake, build, check, expire, ingest, repair
 from omniq.spark.lake import clock, models, repairing
-from omniq.spark.lake.answers import plain_rows
 from omniq.spark.lake.bronze import take_in
-from omniq.spark.lake.figures import gather
 from omniq.spark.lake.manifest import Part
+from omniq.spark.lake.plain_rows import plain_rows
+from omniq.spark.lake.report.queries import gather
 from omniq.spark.lake.tables import GOLD, SILVER, TABLES
 from omniq.spark.lake.writing import PARQUET, settings, write_days
 

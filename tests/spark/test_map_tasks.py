@@ -125,7 +125,7 @@ def test_a_result_of_another_shape_is_told(spark: "SparkSession", store: str) ->
 def test_tasks_that_are_gone_are_told_instead_of_waited_for(
     spark: "SparkSession", store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omniq.spark.outcomes.LONG_S", 0.0)
+    monkeypatch.setattr("omniq.spark.working.outcomes.LONG_S", 0.0)
     arguments: dict[str, Any] = {"key": "id", "args": ["id"], "namespace": "mine"}
     enqueue(spark.range(1), store, row_jobs.text, **arguments)  # remembers the key for longer than the result is kept
     with working(store) as oq:

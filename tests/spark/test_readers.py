@@ -19,9 +19,9 @@ from support.spark_stores import KINDS, empty, enqueue, fill
 from omniq.errors import ConfigError, EventsLost, StoreUnavailable
 from omniq.operations import Retention
 from omniq.spark.address import Address, address_of, anchored, existing
-from omniq.spark.schema import arrow_schema
-from omniq.spark.source import BatchReader, reader
-from omniq.spark.stream import StreamReader
+from omniq.spark.reading.schema import arrow_schema
+from omniq.spark.reading.source import BatchReader, reader
+from omniq.spark.reading.stream import StreamReader
 from omniq.storage.bulk import open_bulk
 from omniq.storage.tables import TABLES
 

@@ -13,8 +13,8 @@ from omniq.models import new_id
 from omniq.operations import Filter
 from omniq.spark import ReplayReport, replay
 from omniq.spark.address import address_of
-from omniq.spark.replaying import Copying, copy
 from omniq.spark.rows import task_id
+from omniq.spark.writing.replaying import Copying, copy
 from omniq.storage.bulk import open_bulk
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ from typer.testing import CliRunner
 
 from omniq.cli.app import app
 from omniq.errors import LakeError
-from omniq.spark.lake import figures
 from omniq.spark.lake.bronze import take_in
 from omniq.spark.lake.build import build
-from omniq.spark.lake.facts import Figures
-from omniq.spark.lake.figures import gather
-from omniq.spark.lake.findings import findings
 from omniq.spark.lake.generator import history
-from omniq.spark.lake.incidents import incidents
 from omniq.spark.lake.layout import Lake
-from omniq.spark.lake.reporting import report
+from omniq.spark.lake.report import queries as figures
+from omniq.spark.lake.report.facts import Figures
+from omniq.spark.lake.report.highlights import findings
+from omniq.spark.lake.report.incidents import incidents
+from omniq.spark.lake.report.page import report
+from omniq.spark.lake.report.queries import gather
 
 SECTIONS = [
     "What stands out",

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from omniq.spark.lake import plots
-from omniq.spark.lake.facts import (
+from omniq.spark.lake.report import plots
+from omniq.spark.lake.report.facts import (
     DayFailures,
     FailureKind,
     Figures,
@@ -20,10 +20,10 @@ from omniq.spark.lake.facts import (
     StormWindow,
     Totals,
 )
-from omniq.spark.lake.findings import findings
-from omniq.spark.lake.incidents import incidents, unproven
-from omniq.spark.lake.reporting import page
-from omniq.spark.lake.samples import ALL, BASELINE, FORECAST, KIND, LIMIT, P95, WEEK
+from omniq.spark.lake.report.highlights import findings
+from omniq.spark.lake.report.incidents import incidents, unproven
+from omniq.spark.lake.report.page import page
+from omniq.spark.lake.report.samples import ALL, BASELINE, FORECAST, KIND, LIMIT, P95, WEEK
 
 START = datetime(2026, 11, 19, 14, 0, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -213,7 +213,7 @@ import sys
 from pyspark.sql import SparkSession
 import omniq.spark
 from omniq.errors import Refused
-from omniq.spark.executors import look_around
+from omniq.spark.working.executors import look_around
 from omniq.spark.sessions import is_connect
 
 def fail(rows):

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from omniq import Invalid, OmniQ, TaskStatus
 from omniq.cli.app import app
-from omniq.cli.lake_replay import replay_command
+from omniq.cli.lake.replay import replay_command
 from omniq.models import new_id
 from omniq.operations import Filter
 from omniq.spark import Lake, build, read
-from omniq.spark.files import read_rows
 from omniq.spark.lake.bronze import take_in
+from omniq.spark.writing.files import read_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

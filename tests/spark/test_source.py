@@ -14,7 +14,7 @@ from support.spark_stores import KINDS, empty, enqueue, fill
 import omniq.spark
 from omniq.errors import ConfigError, Invalid, StoreUnavailable
 from omniq.spark import unwrapped
-from omniq.spark.schema import SPARK_TYPES
+from omniq.spark.reading.schema import SPARK_TYPES
 from omniq.storage.tables import TABLES
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def test_read_checks_before_spark_is_asked(spark: "SparkSession", urls: dict[str
 
 
 def test_a_file_on_a_cluster_is_refused(spark: "SparkSession", urls: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omniq.spark.reading.is_local", lambda spark: False)
+    monkeypatch.setattr("omniq.spark.reading.reading.is_local", lambda spark: False)
     for kind in ("sqlite", "file"):
         with pytest.raises(ConfigError, match=r"executors are not: .* keep the tasks in Redis"):
             omniq.spark.read(spark, urls[kind])

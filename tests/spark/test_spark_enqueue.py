@@ -16,10 +16,10 @@ from omniq.errors import IdempotencyConflict, RunClosed, SerializationError
 from omniq.operations import RunState
 from omniq.spark import EnqueueReport, enqueue
 from omniq.spark.address import address_of
-from omniq.spark.columns import choice
-from omniq.spark.enqueueing import task_rows
 from omniq.spark.rows import task_id
-from omniq.spark.staging import Work, begin, stage
+from omniq.spark.writing.columns import choice
+from omniq.spark.writing.enqueueing import task_rows
+from omniq.spark.writing.staging import Work, begin, stage
 from omniq.storage.bulk import open_bulk
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pyspark.sql import datasource as spark_filters
 
 from omniq.errors import Invalid
 from omniq.models import to_us
-from omniq.spark.filters import conditions, pushed
+from omniq.spark.reading.filters import conditions, pushed
 from omniq.storage.tables import Condition
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)

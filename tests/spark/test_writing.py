@@ -15,7 +15,7 @@ from support.spark_stores import KINDS, empty
 from omniq.errors import ConfigError, DuplicateId, IdempotencyConflict, Invalid, RunClosed, SerializationError
 from omniq.operations import RunState
 from omniq.spark import cause
-from omniq.spark.writing import WRITE, Writer, Written, writer
+from omniq.spark.writing.writing import WRITE, Writer, Written, writer
 from omniq.storage.bulk import open_bulk
 
 if TYPE_CHECKING:

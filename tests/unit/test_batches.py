@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from omniq.errors import StoreError
-from omniq.storage.redis_batches import Batches
+from omniq.storage.redis.batches import Batches
 
 
 def test_a_call_that_the_script_cannot_take_fails_alone() -> None:

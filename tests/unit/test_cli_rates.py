@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from omniq import MemoryStorage
-from omniq.cli import rates
-from omniq.cli.rates import read_rates
+from omniq.cli.queues import activity as rates
+from omniq.cli.queues.activity import read_rates
 from omniq.operations import Enqueue, Retention
 from omniq.testing import FakeClock
 

@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 from rich.console import Console, ConsoleDimensions
 
-from omniq.cli.queues import COLUMNS as QUEUES
-from omniq.cli.rates import Rates
-from omniq.cli.screen import draw
+from omniq.cli.queues.activity import Rates
+from omniq.cli.queues.queues import COLUMNS as QUEUES
+from omniq.cli.queues.top_loop import View
+from omniq.cli.queues.top_screen import draw
 from omniq.cli.table import Fitted
-from omniq.cli.watching import View
 from omniq.operations import QueueCounts
 
 NAME = "a-queue-whose-name-has-fifty-seven-characters-in-it-xxxxx"

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from omniq.cli.values import json_array, json_object, moment_or_delay, names, past, seconds, short, size
+from omniq.cli.parsing import json_array, json_object, moment_or_delay, names, past, seconds, short, size
 from omniq.errors import Invalid
 
 

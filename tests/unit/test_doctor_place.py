@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from omniq import FileStorage, SQLiteStorage
-from omniq.cli import examination
+from omniq.cli.store import checks as examination
 
 MB = 1024**2
 

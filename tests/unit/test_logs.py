@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from omniq.cli.escapes import escape, escape_json
+from omniq.cli.logs import JsonFormatter, PlainFormatter
 from omniq.cli.output import compact_json, one_line, print_indented, print_json, print_line, print_table
-from omniq.escapes import escape, escape_json
-from omniq.logs import JsonFormatter, PlainFormatter
 
 C0 = [chr(code) for code in range(0x20)]
 C1 = [chr(code) for code in range(0x7F, 0xA0)]

@@ -6,7 +6,7 @@ import pytest
 
 from omniq.models import State
 from omniq.operations import Cancel, Enqueue
-from omniq.storage import redis_wire as wire
+from omniq.storage.redis import wire
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 7])

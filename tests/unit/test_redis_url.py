@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from omniq import BaseStorage, ConfigError, RedisStorage
-from omniq.storage.redis_client import Target, slot_of
+from omniq.storage.redis.client import Target, slot_of
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_slot_is_that_of_the_queue_s_keys() -> None:
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: dict[str, Any] = {"redis": None, "redis.asyncio": None, "omniq.storage.redis_client": None}
+    loaded: dict[str, Any] = {"redis": None, "redis.asyncio": None, "omniq.storage.redis.client": None}
     for name in loaded:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "redis", None)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniq.spark.lake import units
-from omniq.spark.lake.scales import counts, durations, moments
+from omniq.spark.lake.report import units
+from omniq.spark.lake.report.scales import counts, durations, moments
 
 NOON = datetime(2026, 11, 19, 12, 0, tzinfo=UTC)
 POSITIVE = st.floats(min_value=1e-3, max_value=1e10)

@@ -3,7 +3,7 @@
 import pytest
 
 from omniq.errors import Invalid
-from omniq.spark.options import READ, read_options
+from omniq.spark.reading.options import READ, read_options
 from omniq.storage.tables import Condition
 
 URL = "redis://127.0.0.1:6379/0"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from omniq.errors import EventsLost, Invalid
 from omniq.operations import Shard
-from omniq.spark.plan import (
+from omniq.spark.reading.plan import (
     ROWS_PER_PART,
     Offset,
     advance,

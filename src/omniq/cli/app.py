@@ -8,19 +8,22 @@ from typing import Annotated
 import typer
 
 from omniq._version import __version__
-from omniq.cli import dlq, groups, lake, spark, tasks
-from omniq.cli.backup import backup_command
-from omniq.cli.bench import bench_command
-from omniq.cli.doctor import doctor_command
-from omniq.cli.enqueue import enqueue_command
 from omniq.cli.exits import Quiet, run_app
-from omniq.cli.migrate import migrate_command
-from omniq.cli.purge import purge_command
-from omniq.cli.queues import pause_command, queues_command, resume_command
-from omniq.cli.result import result_command
-from omniq.cli.serving import send_command, serve_command
-from omniq.cli.top import top_command
-from omniq.cli.worker import worker_command
+from omniq.cli.lake import lake
+from omniq.cli.queues import groups
+from omniq.cli.queues.queues import pause_command, queues_command, resume_command
+from omniq.cli.queues.top import top_command
+from omniq.cli.serve.serve import send_command, serve_command
+from omniq.cli.spark import spark
+from omniq.cli.store.backup import backup_command
+from omniq.cli.store.bench import bench_command
+from omniq.cli.store.doctor import doctor_command
+from omniq.cli.store.migrate import migrate_command
+from omniq.cli.store.purge import purge_command
+from omniq.cli.tasks import dlq, tasks
+from omniq.cli.tasks.enqueue import enqueue_command
+from omniq.cli.tasks.result import result_command
+from omniq.cli.worker.worker import worker_command
 
 # Without Rich's panels the help is plain text, and answers in half the time.
 app = typer.Typer(

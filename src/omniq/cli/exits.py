@@ -11,8 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from omniq.cli.escapes import escape
 from omniq.errors import Invalid, OmniQError
-from omniq.escapes import escape
 
 DONE = 0
 FAILED = 1  # the store failed, or there is no such task, queue or group

@@ -12,7 +12,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from omniq.escapes import escape, escape_json, indented
+from omniq.cli.escapes import escape, escape_json, indented
 
 _FIELDS = {"task_id": "task_id", "queue": "queue", "task_name": "name", "attempt": "attempt", "worker": "worker"}
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from omniq.escapes import escape, escape_json, indented
+from omniq.cli.escapes import escape, escape_json, indented
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many to show.")]

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from omniq.escapes import escape
+from omniq.cli.escapes import escape
 
 NARROW, NARROWEST = 8, 3  # what a name is cut to before ids and states are cut too, and what is left of it at the least
 FOLDED = 24  # what a column that goes on in the next line is narrowed to before anything is cut

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, cast
 from omniq.errors import DriverClosed, DuplicateId, Invalid, Refused, StoreError
 from omniq.models import Record, new_token
 from omniq.operations import Operation, Release, Reserve, Reserved
-from omniq.server.jobs import GiveBack, Job, is_number
 from omniq.server.numbers import Numbers
-from omniq.server.telling import tell
+from omniq.server.steps import GiveBack, Job, is_number
+from omniq.server.task_log import tell
 from omniq.server.waiting import Line, Lines, Waiter
 from omniq.storage.base import BaseStorage, Result
 from omniq.storage.sending import Repeats, Sending, Unsendable

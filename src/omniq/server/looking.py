@@ -12,7 +12,7 @@ from omniq.errors import Refused, TaskNotFound
 from omniq.models import State, status_of
 from omniq.operations import Cancel, Cancelled
 from omniq.server import protocol
-from omniq.server.jobs import number_of
+from omniq.server.steps import number_of
 from omniq.storage.base import BaseStorage
 
 NO_SUCH_TASK = "no such task"

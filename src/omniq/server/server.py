@@ -20,12 +20,12 @@ from omniq.heartbeat import TELL_S
 from omniq.models import new_id
 from omniq.operations import Beat, Extended, Retention, WorkerInfo
 from omniq.policy import SERVER_PREFIX
-from omniq.secret_files import readable_by_others
 from omniq.server import protocol
 from omniq.server.engine import LEASE_US, Engine
 from omniq.server.lines import Lines
 from omniq.server.metrics import Tally, start_metrics
 from omniq.server.options import ServeOptions
+from omniq.server.secret_files import readable_by_others
 from omniq.server.session import Session, extend_of
 from omniq.storage.base import BaseStorage
 from omniq.storage.sending import Sending, Unsendable

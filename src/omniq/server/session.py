@@ -20,10 +20,10 @@ from omniq.policy import after_failure
 from omniq.server import looking, protocol
 from omniq.server.atomic import Atomic, ack_of, is_too_big
 from omniq.server.engine import LEASE_US, Engine, FetchTasks, release
-from omniq.server.jobs import EndTask, ExtendTask, GiveBack, Job, PushTask, Reply, Then, Transact
 from omniq.server.metrics import Tally
 from omniq.server.options import ServeOptions
 from omniq.server.protocol import ProtocolError, Push
+from omniq.server.steps import EndTask, ExtendTask, GiveBack, Job, PushTask, Reply, Then, Transact
 from omniq.server.waiting import Line, Waiter
 from omniq.translate import TCP
 

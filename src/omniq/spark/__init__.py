@@ -8,41 +8,41 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from omniq.spark.extra import PACKAGES, missing
+from omniq.spark.packages import PACKAGES, missing
 
 if TYPE_CHECKING:
     from omniq.spark.causes import cause, unwrapped
-    from omniq.spark.draining import WorkerReport, run_worker
-    from omniq.spark.enqueueing import EnqueueReport, enqueue
-    from omniq.spark.fanout import map_stream, map_tasks
     from omniq.spark.lake.build import build
     from omniq.spark.lake.checks import check
     from omniq.spark.lake.erasure import erase
     from omniq.spark.lake.ingest import ingest
     from omniq.spark.lake.layout import Lake
     from omniq.spark.lake.repairing import repair
-    from omniq.spark.lake.reporting import report
+    from omniq.spark.lake.report.page import report
     from omniq.spark.lake.upkeep import compact, expire
-    from omniq.spark.reading import read, read_stream
-    from omniq.spark.replaying import ReplayReport, replay
+    from omniq.spark.reading.reading import read, read_stream
     from omniq.spark.sessions import is_local, session
+    from omniq.spark.working.draining import WorkerReport, run_worker
+    from omniq.spark.working.fanout import map_stream, map_tasks
+    from omniq.spark.writing.enqueueing import EnqueueReport, enqueue
+    from omniq.spark.writing.replaying import ReplayReport, replay
 
 # No module here may have the name of a function: importing it would put it in the function's place.
 _PLACES = {
     "omniq.spark.causes": "cause unwrapped",
-    "omniq.spark.draining": "WorkerReport run_worker",
-    "omniq.spark.enqueueing": "EnqueueReport enqueue",
-    "omniq.spark.fanout": "map_stream map_tasks",
+    "omniq.spark.working.draining": "WorkerReport run_worker",
+    "omniq.spark.writing.enqueueing": "EnqueueReport enqueue",
+    "omniq.spark.working.fanout": "map_stream map_tasks",
     "omniq.spark.lake.build": "build",
     "omniq.spark.lake.checks": "check",
     "omniq.spark.lake.erasure": "erase",
     "omniq.spark.lake.ingest": "ingest",
     "omniq.spark.lake.layout": "Lake",
     "omniq.spark.lake.repairing": "repair",
-    "omniq.spark.lake.reporting": "report",
+    "omniq.spark.lake.report.page": "report",
     "omniq.spark.lake.upkeep": "compact expire",
-    "omniq.spark.reading": "read read_stream",
-    "omniq.spark.replaying": "ReplayReport replay",
+    "omniq.spark.reading.reading": "read read_stream",
+    "omniq.spark.writing.replaying": "ReplayReport replay",
     "omniq.spark.sessions": "is_local session",
 }
 _HOME = {name: module for module, names in _PLACES.items() for name in names.split()}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from omniq.errors import ConfigError, Invalid
 from omniq.spark.address import anchored
-from omniq.spark.extra import require_extra
 from omniq.spark.java import find_java, launcher
+from omniq.spark.packages import require_extra
 
 _TEMPLATE = Path(__file__).with_name("template")
 PORT = 15002  # of Spark Connect

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from omniq.errors import ConfigError
-from omniq.spark.extra import require_extra
 from omniq.spark.java import find_java, launcher
+from omniq.spark.packages import require_extra
 from omniq.spark.settings import import_path, is_local_master, is_loopback, settings
 from omniq.storage import locks
 

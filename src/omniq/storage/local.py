@@ -20,9 +20,9 @@ from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.filesystems import network_fs
 from omniq.storage.ledger import Ledger
 from omniq.storage.liveness import WorkerLocks
-from omniq.storage.machine import Machine
+from omniq.storage.machine.machine import Machine
+from omniq.storage.machine.restoring import restore_events, restore_tasks
 from omniq.storage.renewals import Renewals
-from omniq.storage.restoring import restore_events, restore_tasks
 from omniq.storage.writer import Writer
 
 Durability = Literal["full", "process"]

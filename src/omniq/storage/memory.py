@@ -45,9 +45,9 @@ from omniq.operations import (
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.cursors import decode_cursor, encode_cursor, few
 from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run, resting
-from omniq.storage.machine import Machine
-from omniq.storage.restoring import restore_events, restore_tasks
-from omniq.storage.runs import keep_until
+from omniq.storage.machine.machine import Machine
+from omniq.storage.machine.restoring import restore_events, restore_tasks
+from omniq.storage.machine.staged_runs import keep_until
 
 
 class _Heap:

@@ -14,10 +14,10 @@ KNOWN = "memory://, sqlite:///path.db, sqlite:////absolute/path.db, file:///abso
 # By name, not by import: drivers import the contract, and the contract finds drivers here.
 DRIVERS = {
     "memory": "omniq.storage.memory:MemoryStorage",
-    "sqlite": "omniq.storage.sqlite:SQLiteStorage",
-    "file": "omniq.storage.file:FileStorage",
-    "redis": "omniq.storage.redis:RedisStorage",
-    "rediss": "omniq.storage.redis:RedisStorage",
+    "sqlite": "omniq.storage.sqlite.driver:SQLiteStorage",
+    "file": "omniq.storage.file.driver:FileStorage",
+    "redis": "omniq.storage.redis.driver:RedisStorage",
+    "rediss": "omniq.storage.redis.driver:RedisStorage",
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from omniq.errors import DriverClosed, OmniQError, OutcomeUnknown
 from omniq.storage.bell import Bell
-from omniq.storage.machine import Machine
+from omniq.storage.machine.machine import Machine
 from omniq.storage.waiting import Waiters
 from omniq.storage.write_lock import LOOK_S, Contended, WriteLock
 

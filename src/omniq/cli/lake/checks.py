@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from omniq.cli.findings import Finding
+from omniq.cli.check_results import Finding
 from omniq.cli.output import count
 from omniq.errors import LakeError
 from omniq.operations import Retention

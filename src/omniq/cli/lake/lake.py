@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omniq.cli import lake_pipeline
 from omniq.cli.exits import FAILED, say
-from omniq.cli.lake_replay import replay_command
+from omniq.cli.lake import pipeline as lake_pipeline
+from omniq.cli.lake.replay import replay_command
 from omniq.cli.output import JsonOption, count, print_json, print_line, print_table
-from omniq.cli.spark import ConfOption, JavaOption, MasterOption, settings_of
+from omniq.cli.parsing import day, names, short
+from omniq.cli.spark.spark import ConfOption, JavaOption, MasterOption, settings_of
 from omniq.cli.stores import StoreOption, settings_and_url
-from omniq.cli.values import day, names, short
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +77,7 @@ def ingest_command(
 
     Example: omniq lake ingest --lake history --store sqlite:///omniq.db
     """
-    from omniq.cli.lake_ingest import ingest_store
+    from omniq.cli.lake.ingesting import ingest_store
 
     _, url = settings_and_url(store)
     with working(lake, master, java, conf) as (spark, opened):
@@ -111,7 +111,7 @@ def build_command(
 
     Example: omniq lake build --lake history
     """
-    from omniq.cli.lake_ingest import steps
+    from omniq.cli.lake.ingesting import steps
     from omniq.spark import build
 
     with working(lake, master, java, conf) as (spark, opened), steps() as tell:
@@ -166,7 +166,7 @@ def repair_command(
 
     Example: omniq lake repair --lake history
     """
-    from omniq.cli.lake_ingest import steps
+    from omniq.cli.lake.ingesting import steps
     from omniq.spark import repair
     from omniq.spark.lake.days import beyond_repair
 
@@ -271,7 +271,7 @@ def status_command(lake: LakeOption, json: JsonOption = False, store: StoreOptio
 
     Example: omniq lake status --lake history --store sqlite:///omniq.db
     """
-    from omniq.cli.lake_status import show_status, status_of
+    from omniq.cli.lake.status import show_status, status_of
     from omniq.spark import Lake
 
     found = status_of(Lake(lake), store, settings_and_url(store)[0].retention)
@@ -297,7 +297,7 @@ def query_command(
 
     Example: omniq lake query --lake history "select name, count(*) from tasks where status = 'FAILED' group by name" --json
     """
-    from omniq.cli.lake_query import print_rows, print_rows_as_json
+    from omniq.cli.lake.query import print_rows, print_rows_as_json
 
     with working(lake, master, java, conf) as (spark, opened):
         opened.views(spark)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from omniq.cli.exits import say
 from omniq.cli.output import compact_json, one_line, print_table
-from omniq.spark.lake.answers import numeric, plain_rows
+from omniq.spark.lake.plain_rows import numeric, plain_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,7 +8,7 @@ import typer
 
 from omniq.cli.exits import say
 from omniq.cli.output import JsonOption, count, print_json, print_line, print_table
-from omniq.cli.spark import ConfOption, JavaOption, MasterOption, settings_of
+from omniq.cli.spark.spark import ConfOption, JavaOption, MasterOption, settings_of
 from omniq.cli.stores import StoreOption, settings_and_url
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from omniq.cli.lake_examination import finding_of
+from omniq.cli.lake.checks import finding_of
 from omniq.cli.output import count, print_line, print_table
 from omniq.spark.lake.gaps import told
 from omniq.spark.lake.lag import lag_of

@@ -9,7 +9,7 @@ import typer
 
 from omniq.cli.exits import Missing
 from omniq.cli.output import AfterOption, JsonOption, LimitOption, next_page, print_json, print_line, print_table
-from omniq.cli.queues import QueueArgument
+from omniq.cli.queues.queues import QueueArgument
 from omniq.cli.stores import StoreOption, opened, run
 from omniq.errors import Invalid
 

@@ -8,11 +8,11 @@ import typer
 
 from omniq.cli.exits import say
 from omniq.cli.output import AfterOption, JsonOption, LimitOption, next_page, print_json, print_line, print_table
+from omniq.cli.parsing import short
 from omniq.cli.stores import StoreOption, opened, run
-from omniq.cli.values import short
 
 if TYPE_CHECKING:
-    from omniq.cli.rates import Rates
+    from omniq.cli.queues.activity import Rates
     from omniq.operations import QueueCounts
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of a queue.")]
@@ -35,7 +35,7 @@ def queues_command(
     Example: omniq queues --json | jq '.[] | select(.paused) | .queue'
     """
     from omniq.cli.busy import busy_in
-    from omniq.cli.rates import read_rates
+    from omniq.cli.queues.activity import read_rates
 
     async def work() -> None:
         async with opened(store) as oq:

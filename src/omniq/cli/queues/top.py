@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from omniq.cli.parsing import seconds
 from omniq.cli.stores import StoreOption, run
-from omniq.cli.values import seconds
 from omniq.errors import Invalid
 
 
@@ -29,7 +29,7 @@ def top_command(
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Invalid("omniq top needs a terminal; for programs there is omniq queues --json")
     try:
-        from omniq.cli.watching import watch
+        from omniq.cli.queues.top_loop import watch
     except ImportError as exc:  # Windows: its terminals are others
         raise Invalid("omniq top needs Linux or macOS; everywhere there is omniq queues") from exc
 

@@ -15,8 +15,8 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from omniq.cli.rates import Rates, read_rates
-from omniq.cli.screen import draw
+from omniq.cli.queues.activity import Rates, read_rates
+from omniq.cli.queues.top_screen import draw
 from omniq.cli.stores import must_exist, settings_and_url
 from omniq.core import AsyncOmniQ
 from omniq.errors import OmniQError

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from omniq.cli.busy import SILENT_US, alive, busy_in
 from omniq.cli.output import count, one_line
+from omniq.cli.parsing import short
 from omniq.cli.table import Fitted
-from omniq.cli.values import short
 from omniq.models import from_us
 
 if TYPE_CHECKING:
-    from omniq.cli.watching import View
+    from omniq.cli.queues.top_loop import View
     from omniq.models import Task
     from omniq.operations import QueueCounts
 

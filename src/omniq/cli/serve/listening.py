@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from omniq.cli.token_file import read_token
+from omniq.cli.logs import set_up_logging
+from omniq.cli.serve.token_file import read_token
 from omniq.config import Settings, load_settings
 from omniq.durations import format_duration
-from omniq.logs import set_up_logging
 from omniq.server import ServeOptions, Server
 from omniq.server.options import make_options
 from omniq.signals import listen

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import BinaryIO
 
-from omniq.cli.token_file import read_token
+from omniq.cli.serve.token_file import read_token
 from omniq.client.wire import command, connect, tls_context
 from omniq.errors import ConfigError, ConnectionLost
 

@@ -120,7 +120,7 @@ def serve_command(
 
     Example: omniq serve --store sqlite:///omniq.db --port 12345
     """
-    from omniq.cli.serve import run_server
+    from omniq.cli.serve.listening import run_server
 
     raise typer.Exit(
         run_server(
@@ -162,6 +162,6 @@ def send_command(
 
     Example: echo 'PUSH {"name": "resize"}' | omniq send
     """
-    from omniq.cli.send import run_send
+    from omniq.cli.serve.sending import run_send
 
     raise typer.Exit(run_send(host, port, token_file, tls, ca_file))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omniq.cli.exits import say
 from omniq.errors import ConfigError
-from omniq.secret_files import readable_by_others
+from omniq.server.secret_files import readable_by_others
 
 
 def read_token(path: str) -> str:

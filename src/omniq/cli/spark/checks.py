@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from omniq._version import __version__
-from omniq.cli.findings import Finding
+from omniq.cli.check_results import Finding
 from omniq.errors import OmniQError
 from omniq.spark.causes import reported
-from omniq.spark.executors import Executors, look_around
 from omniq.spark.java import find_java
 from omniq.spark.sessions import session
 from omniq.spark.settings import is_local_master
+from omniq.spark.working.executors import Executors, look_around
 
 INSTALL = "pip install '.[spark]'"
 LITTLE_ROOM = 2 * 1024**3

@@ -13,17 +13,17 @@ from types import FrameType
 
 import msgspec
 
-from omniq.cli.live import LiveLine, show_cursor
+from omniq.cli.logs import set_up_logging
 from omniq.cli.modules import import_modules
 from omniq.cli.stores import settings_and_url
+from omniq.cli.worker.status_line import LiveLine, show_cursor
 from omniq.core import OmniQ
 from omniq.errors import StoreError
-from omniq.logs import set_up_logging
 from omniq.spark.address import must_reach, resolved
 from omniq.spark.causes import reported
-from omniq.spark.draining import run_worker
 from omniq.spark.sessions import session
 from omniq.spark.settings import is_local_master
+from omniq.spark.working.draining import run_worker
 from omniq.storage.url import mask
 
 log = logging.getLogger("omniq.cli")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import omniq.spark
 from omniq.cli.modules import import_modules
+from omniq.cli.parsing import names, seconds
 from omniq.cli.stores import settings_and_url
-from omniq.cli.values import names, seconds
 from omniq.spark.causes import reported
-from omniq.spark.files import read_rows
-from omniq.spark.writing import arguments
+from omniq.spark.writing.files import read_rows
+from omniq.spark.writing.writing import arguments
 
 if TYPE_CHECKING:
     from omniq.spark import EnqueueReport

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from omniq.cli.output import JsonOption, count, print_json, print_line
+from omniq.cli.parsing import names, seconds, short
 from omniq.cli.stores import StoreOption
-from omniq.cli.values import names, seconds, short
 from omniq.errors import Invalid
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -54,8 +54,8 @@ def doctor_command(master: MasterOption = "local[*]", java: JavaOption = "auto",
 
     Example: omniq spark doctor --master spark://127.0.0.1:7077 --json
     """
-    from omniq.cli.findings import report
-    from omniq.cli.spark_examination import examine
+    from omniq.cli.check_results import report
+    from omniq.cli.spark.checks import examine
 
     report(examine(master, java), json)
 
@@ -112,7 +112,7 @@ def worker_command(
 
     Example: omniq spark worker myapp.tasks --store redis://10.0.0.5/0 --master spark://10.0.0.4:7077 --queues mail --slots 16
     """
-    from omniq.cli.spark_working import Plan, work
+    from omniq.cli.spark.draining import Plan, work
 
     work(
         Plan(
@@ -193,7 +193,7 @@ def enqueue_command(
 
     Example: omniq spark enqueue --from orders.parquet --func ship --import shop.tasks --key order_id --args order=order_id
     """
-    from omniq.cli.spark_enqueue import enqueue_file
+    from omniq.cli.spark.enqueueing import enqueue_file
 
     report = enqueue_file(
         file,

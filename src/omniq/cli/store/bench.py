@@ -24,7 +24,7 @@ def bench_command(
 
     Example: omniq bench --store sqlite:///omniq.db --tasks 20000
     """
-    from omniq.cli.benchmark import measure
+    from omniq.cli.store.measuring import measure
 
     async def work() -> None:
         async with opened(store) as oq:

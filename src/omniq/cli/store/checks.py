@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from omniq.cli.busy import alive
-from omniq.cli.findings import Finding
+from omniq.cli.check_results import Finding
 from omniq.cli.output import count
+from omniq.cli.parsing import short
 from omniq.cli.stores import must_exist, settings_and_url
-from omniq.cli.values import short
 from omniq.core import AsyncOmniQ
 from omniq.errors import StoreError, StoreForeign, StoreFull, StoreTooNew
 from omniq.models import Record, State
@@ -36,7 +36,7 @@ async def examine(store: str | None, repair: bool, lakes: Sequence[str] = ()) ->
         async with oq:
             found = await _look(oq.storage, repair)
             if lakes:
-                from omniq.cli.lake_examination import examine_lakes
+                from omniq.cli.lake.checks import examine_lakes
 
                 found += await examine_lakes(lakes, oq.storage, settings.retention, url)
     except StoreError as exc:

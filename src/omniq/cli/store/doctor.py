@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from omniq.cli.findings import FailOn, FailOnOption, report
+from omniq.cli.check_results import FailOn, FailOnOption, report
 from omniq.cli.output import JsonOption
 from omniq.cli.stores import StoreOption, run
 
@@ -41,6 +41,6 @@ def doctor_command(
 
     Example: omniq doctor --lake history --fail-on warning
     """
-    from omniq.cli.examination import examine
+    from omniq.cli.store.checks import examine
 
     report(run(lambda: examine(store, repair, lake or ())), json, fail_on)

@@ -23,7 +23,7 @@ def migrate_command(
 
     Example: omniq migrate sqlite:///omniq.db file:///var/lib/omniq
     """
-    from omniq.cli.copying import Copy, check_stores
+    from omniq.cli.store.copying import Copy, check_stores
     from omniq.config import load_settings
 
     async def work() -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omniq.cli.output import count, print_line
-from omniq.cli.selection import DryRunOption
+from omniq.cli.parsing import seconds
 from omniq.cli.stores import StoreOption, opened, run
-from omniq.cli.values import seconds
+from omniq.cli.tasks.selection import DryRunOption
 
 if TYPE_CHECKING:
     from omniq.storage.base import BaseStorage

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from omniq.cli.output import AfterOption, JsonOption, LimitOption
-from omniq.cli.selection import (
+from omniq.cli.stores import StoreOption, opened, run
+from omniq.cli.tasks.selection import (
     AllOption,
     DryRunOption,
     ErrorOption,
@@ -24,8 +25,7 @@ from omniq.cli.selection import (
     must_be_sure,
     must_select,
 )
-from omniq.cli.stores import StoreOption, opened, run
-from omniq.cli.tasks import ResetOption
+from omniq.cli.tasks.tasks import ResetOption
 from omniq.models import State
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def list_command(
     """
     import msgspec
 
-    from omniq.cli.listing import list_tasks
+    from omniq.cli.tasks.listing import list_tasks
 
     filter = msgspec.structs.replace(make_filter(None, queue, name, group, since, error_contains), states=(State.DEAD,))
 
@@ -151,7 +151,7 @@ def _act_on_dead(
     dry_run: bool,
     store: str | None,
 ) -> None:
-    from omniq.cli.listing import report
+    from omniq.cli.tasks.listing import report
 
     must_select(ids, filter, everything)
     tally = Tally()

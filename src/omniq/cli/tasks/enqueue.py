@@ -8,9 +8,9 @@ import typer
 
 from omniq.cli.exits import say
 from omniq.cli.output import compact_json, print_line
-from omniq.cli.result import WaitOption, WaitTimeoutOption, ended_or_not, tell, wait_seconds
+from omniq.cli.parsing import json_array, json_object, moment_or_delay, seconds
 from omniq.cli.stores import StoreOption, opened, run
-from omniq.cli.values import json_array, json_object, moment_or_delay, seconds
+from omniq.cli.tasks.result import WaitOption, WaitTimeoutOption, ended_or_not, tell, wait_seconds
 from omniq.errors import Invalid
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def enqueue_command(
     options = _options(eta, queue, group, retries, timeout, idempotency_key)
     _tell_of_unknown(func)
     if file is not None:
-        from omniq.cli.bulk import enqueue_file
+        from omniq.cli.tasks.enqueue_file import enqueue_file
 
         if wait or args is not None or kwargs is not None or idempotency_key is not None:
             raise Invalid("--from takes arguments and keys from the file, and does not wait: leave those options out")

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from omniq.cli.escapes import escape
 from omniq.cli.exits import DONE, USAGE, say
 from omniq.cli.stores import opened, run
 from omniq.errors import Invalid, Refused
-from omniq.escapes import escape
 from omniq.models import new_id
 from omniq.tasks import Options, callee
 

@@ -10,10 +10,10 @@ import typer
 
 from omniq.cli.exits import FAILED, say
 from omniq.cli.output import count, next_page, one_line, print_json, print_line, print_table
-from omniq.cli.values import short
+from omniq.cli.parsing import short
 
 if TYPE_CHECKING:
-    from omniq.cli.selection import Tally
+    from omniq.cli.tasks.selection import Tally
     from omniq.core import AsyncOmniQ
     from omniq.models import Task
     from omniq.operations import Filter

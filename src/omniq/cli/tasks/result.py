@@ -8,8 +8,8 @@ import typer
 
 from omniq.cli.exits import NOT_ENDED, TASK_FAILED, say
 from omniq.cli.output import JsonOption, compact_json, print_json, print_line
+from omniq.cli.parsing import seconds
 from omniq.cli.stores import StoreOption, opened, run
-from omniq.cli.values import seconds
 from omniq.errors import Invalid, TaskNotFound
 
 if TYPE_CHECKING:

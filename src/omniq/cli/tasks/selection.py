@@ -10,8 +10,8 @@ import typer
 
 from omniq.cli.exits import FAILED, INTERRUPTED, say
 from omniq.cli.output import count
+from omniq.cli.parsing import past
 from omniq.cli.stores import opened, run
-from omniq.cli.values import past
 from omniq.errors import Invalid, Refused
 from omniq.models import State, TaskStatus, to_us
 

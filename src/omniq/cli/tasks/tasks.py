@@ -18,7 +18,9 @@ from omniq.cli.output import (
     print_table,
     when,
 )
-from omniq.cli.selection import (
+from omniq.cli.parsing import short
+from omniq.cli.stores import StoreOption, opened, run
+from omniq.cli.tasks.selection import (
     AllOption,
     DryRunOption,
     ErrorOption,
@@ -35,8 +37,6 @@ from omniq.cli.selection import (
     must_be_sure,
     must_select,
 )
-from omniq.cli.stores import StoreOption, opened, run
-from omniq.cli.values import short
 from omniq.errors import TaskNotFound
 from omniq.models import State
 
@@ -70,7 +70,7 @@ def list_command(
 
     Example: omniq tasks list --json --limit 1000 | jq -r '.[].id'
     """
-    from omniq.cli.listing import list_tasks
+    from omniq.cli.tasks.listing import list_tasks
 
     filter = make_filter(status, queue, name, group, since, error_contains)
 
@@ -128,7 +128,7 @@ def cancel_command(
 
     Example: omniq tasks cancel --queue mail --status PENDING --dry-run
     """
-    from omniq.cli.listing import report
+    from omniq.cli.tasks.listing import report
     from omniq.operations import Cancel
 
     filter = make_filter(status, queue, name, group, since, error_contains)
@@ -173,14 +173,14 @@ def retry_command(
 
     Example: omniq tasks retry 01JAB3Y8Z0000000000000000 --reset-attempts
     """
-    from omniq.cli.dlq import requeue
+    from omniq.cli.tasks.dlq import requeue
 
     filter = make_filter(None, queue, name, group, since, error_contains)
     requeue(ids, filter, everything, reset_attempts, dry_run, store)
 
 
 def _show_json(task: Task, result: TaskResult | None, events: list[Event]) -> None:
-    from omniq.cli.listing import with_error
+    from omniq.cli.tasks.listing import with_error
 
     print_json({**with_error(task), "result": None if result is None else result.result, "events": events})
 

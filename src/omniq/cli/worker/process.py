@@ -13,13 +13,13 @@ from typing import IO
 
 import msgspec
 
-from omniq.cli.live import LiveLine, show_cursor
+from omniq.cli.logs import set_up_logging
 from omniq.cli.modules import import_modules
 from omniq.cli.stores import must_exist, settings_and_url
+from omniq.cli.worker.status_line import LiveLine, show_cursor
 from omniq.context import TaskContext
 from omniq.core import AsyncOmniQ
 from omniq.errors import OutcomeUnknown, StoreFull, StoreUnavailable
-from omniq.logs import set_up_logging
 from omniq.middleware import Middleware
 from omniq.racing import first
 from omniq.signals import listen

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 
-from omniq.logs import set_up_logging
+from omniq.cli.logs import set_up_logging
 
 
 class Numbers(Protocol):

@@ -17,11 +17,11 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 import msgspec
 
 from omniq.cli.exits import DONE, USAGE
-from omniq.cli.live import LiveLine, show_cursor
+from omniq.cli.logs import set_up_logging
 from omniq.cli.stores import settings_and_url
-from omniq.cli.working import Plan, Report, catch_signals
+from omniq.cli.worker.process import Plan, Report, catch_signals
+from omniq.cli.worker.status_line import LiveLine, show_cursor
 from omniq.errors import ConfigError, Invalid
-from omniq.logs import set_up_logging
 
 log = logging.getLogger("omniq.cli")
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from omniq.cli.parsing import names, seconds, size
 from omniq.cli.stores import StoreOption
-from omniq.cli.values import names, seconds, size
 from omniq.errors import Invalid
 
 
@@ -66,7 +66,7 @@ def worker_command(
 
     Example: omniq worker myapp.tasks --drain-and-exit
     """
-    from omniq.cli.working import Plan
+    from omniq.cli.worker.process import Plan
 
     plan = Plan(
         modules=tuple(modules),
@@ -79,15 +79,15 @@ def worker_command(
         max_memory=None if max_memory is None else size(max_memory),
     )
     if link is not None:
-        from omniq.cli.working import run_linked
+        from omniq.cli.worker.process import run_linked
 
         raise typer.Exit(run_linked(plan, link))
     if reload and drain_and_exit:
         raise Invalid("--reload waits for changes and --drain-and-exit ends: give one of them")
     if processes > 1 or reload or max_tasks is not None or max_memory is not None:
-        from omniq.cli.supervisor import supervise
+        from omniq.cli.worker.supervisor import supervise
 
         raise typer.Exit(supervise(plan, processes, reload))
-    from omniq.cli.working import run_alone
+    from omniq.cli.worker.process import run_alone
 
     raise typer.Exit(run_alone(plan))

@@ -23,9 +23,9 @@ from omniq.spark.lake.days import check_days
 from omniq.spark.lake.gaps import days_of, marked, spans
 from omniq.spark.lake.leftovers import collect
 from omniq.spark.lake.manifest import Manifest, Part
-from omniq.spark.lake.sums import CheckResult, SilverDay, check_gold, check_silver, silver_days
 from omniq.spark.lake.tables import GOLD, SILVER, TABLES
-from omniq.spark.lake.telling import told_by_attempts, told_by_tasks
+from omniq.spark.lake.totals import CheckResult, SilverDay, check_gold, check_silver, silver_days
+from omniq.spark.lake.touched_days import told_by_attempts, told_by_tasks
 from omniq.spark.lake.writing import PARQUET, days_between, settings, write_days
 
 if TYPE_CHECKING:

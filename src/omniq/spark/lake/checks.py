@@ -13,8 +13,8 @@ from omniq.spark.lake.days import check_days
 from omniq.spark.lake.gaps import missing, told
 from omniq.spark.lake.manifest import Manifest
 from omniq.spark.lake.models import VERSION
-from omniq.spark.lake.sums import SHOWN, CheckResult, check_gold, check_silver, silver_days, some
 from omniq.spark.lake.tables import GOLD, SILVER
+from omniq.spark.lake.totals import SHOWN, CheckResult, check_gold, check_silver, silver_days, some
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

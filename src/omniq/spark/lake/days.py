@@ -8,8 +8,8 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from omniq.spark.lake.manifest import File, Manifest
-from omniq.spark.lake.sums import SHOWN, CheckResult
 from omniq.spark.lake.tables import GOLD, TABLES
+from omniq.spark.lake.totals import SHOWN, CheckResult
 
 if TYPE_CHECKING:
     from omniq.spark.lake.layout import Lake

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from omniq.spark.lake.facts import MADE_UP
+from omniq.spark.lake.report.facts import MADE_UP
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

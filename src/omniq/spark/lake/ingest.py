@@ -24,7 +24,7 @@ from omniq.spark.causes import unwrapped
 from omniq.spark.lake.bronze import Taken, take_in
 from omniq.spark.lake.gaps import ADVICE, accept, must_not_be_set_back, purged, settled, told
 from omniq.spark.lake.layout import Gap, Lake, Lost, StoreEntry
-from omniq.spark.plan import LENIENT
+from omniq.spark.reading.plan import LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,7 +70,7 @@ def ingest(
     was set back, and `LakeError` while another process ingests the same store.
     """
     from omniq.spark.address import existing
-    from omniq.spark.reading import read_stream
+    from omniq.spark.reading.reading import read_stream
 
     with existing(url) as bulk:
         info = bulk.info()

@@ -26,7 +26,7 @@ def take_payloads(spark: SparkSession, url: str, lake: Lake, store: str) -> int:
     from pyspark.sql import functions as F
 
     from omniq.spark.lake.clock import day
-    from omniq.spark.reading import read
+    from omniq.spark.reading.reading import read
 
     table, manifest = TABLES["payloads"], lake.manifest("payloads")
     until = manifest.batches.get(store)

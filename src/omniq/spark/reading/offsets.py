@@ -5,8 +5,8 @@ from __future__ import annotations
 from omniq.errors import EventsLost
 from omniq.models import to_us
 from omniq.operations import Shard
-from omniq.spark.filters import moment
-from omniq.spark.plan import Offset, earliest, latest, offset_of
+from omniq.spark.reading.filters import moment
+from omniq.spark.reading.plan import Offset, earliest, latest, offset_of
 from omniq.storage.bulk import Bulk
 from omniq.storage.scanning import Range
 

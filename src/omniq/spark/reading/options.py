@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from omniq.errors import ConfigError, Invalid
-from omniq.spark.filters import conditions, moment
-from omniq.spark.plan import offset_of
-from omniq.spark.schema import names_of
+from omniq.spark.reading.filters import conditions, moment
+from omniq.spark.reading.plan import offset_of
+from omniq.spark.reading.schema import names_of
 from omniq.storage.scanning import BATCH
 from omniq.storage.tables import Condition
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from omniq.errors import Invalid
 from omniq.spark.address import ENV, anchored, existing, is_file, must_reach, resolved
-from omniq.spark.options import MAX_ROWS, read_options
+from omniq.spark.reading.options import MAX_ROWS, read_options
 from omniq.spark.sessions import is_connect, is_local
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from pyspark.sql.types import StructType
 from omniq.errors import ConfigError, EventsLost
 from omniq.spark.address import Address, address_of, existing
 from omniq.spark.causes import sentence_first
-from omniq.spark.filters import pushed
-from omniq.spark.options import ReadOptions, read_options
-from omniq.spark.plan import LENIENT, between, check_whole, packed, parts_for, size
-from omniq.spark.positions import position
-from omniq.spark.schema import arrow_schema, ddl, record_batch
+from omniq.spark.reading.filters import pushed
+from omniq.spark.reading.offsets import position
+from omniq.spark.reading.options import ReadOptions, read_options
+from omniq.spark.reading.plan import LENIENT, between, check_whole, packed, parts_for, size
+from omniq.spark.reading.schema import arrow_schema, ddl, record_batch
 from omniq.storage.bulk import Bulk
 from omniq.storage.scanning import Range
 from omniq.storage.tables import Columns, Condition

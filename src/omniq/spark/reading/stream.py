@@ -14,10 +14,10 @@ from pyspark.sql.types import StructType
 from omniq.operations import Shard
 from omniq.spark.address import address_of, existing, identity
 from omniq.spark.causes import sentence_first
-from omniq.spark.options import ReadOptions, read_options
-from omniq.spark.plan import Offset, advance, between, check_whole, latest, offset_of
-from omniq.spark.positions import position
-from omniq.spark.source import Part, checked, record_batches
+from omniq.spark.reading.offsets import position
+from omniq.spark.reading.options import ReadOptions, read_options
+from omniq.spark.reading.plan import Offset, advance, between, check_whole, latest, offset_of
+from omniq.spark.reading.source import Part, checked, record_batches
 from omniq.storage.bulk import Bulk
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from omniq.operations import Beat, WorkerInfo
 from omniq.portal import Portal
 from omniq.spark.address import resolved
 from omniq.spark.causes import cause, unwrapped
-from omniq.spark.reading import shared
+from omniq.spark.reading.reading import shared
 from omniq.spark.sessions import is_connect
-from omniq.spark.slots import SCHEMA, Plan, Round, rehearsal, slot
+from omniq.spark.working.slots import SCHEMA, Plan, Round, rehearsal, slot
 from omniq.storage.base import BaseStorage
 
 if TYPE_CHECKING:

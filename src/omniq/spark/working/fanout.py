@@ -15,12 +15,12 @@ from omniq.durations import in_seconds
 from omniq.errors import Invalid, NotEnded, TasksFailed
 from omniq.models import State
 from omniq.spark.address import Address, address_of, resolved
-from omniq.spark.columns import Choice, choice, id_of, key_text, quoted
-from omniq.spark.enqueueing import Arguments, Func, load, task_rows
-from omniq.spark.outcomes import ATTEMPTS, ERROR, RESULT, STATUS, TASK_ID, Waiting, look_up
 from omniq.spark.progress import Tell, shown
-from omniq.spark.returned import UNFIT, Shape
 from omniq.spark.rows import Rows
+from omniq.spark.working.outcomes import ATTEMPTS, ERROR, RESULT, STATUS, TASK_ID, Waiting, look_up
+from omniq.spark.working.result_columns import UNFIT, Shape
+from omniq.spark.writing.columns import Choice, choice, id_of, key_text, quoted
+from omniq.spark.writing.enqueueing import Arguments, Func, load, task_rows
 from omniq.storage.bulk import open_bulk
 
 if TYPE_CHECKING:

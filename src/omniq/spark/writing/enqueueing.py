@@ -14,11 +14,11 @@ from omniq.durations import in_seconds
 from omniq.errors import Invalid
 from omniq.models import duration_us, new_id
 from omniq.spark.address import address_of, must_reach, resolved
-from omniq.spark.columns import ETA, GROUP, ID, KEY, Choice, choice, chosen
 from omniq.spark.progress import Tell, shown, watching
 from omniq.spark.rows import Rows, rows_of
 from omniq.spark.sessions import is_local
-from omniq.spark.staging import (
+from omniq.spark.writing.columns import ETA, GROUP, ID, KEY, Choice, choice, chosen
+from omniq.spark.writing.staging import (
     Tally,
     Work,
     aborting,

@@ -15,10 +15,10 @@ from omniq.models import Record, check_queue, check_text, new_id
 from omniq.operations import Enqueue
 from omniq.spark.address import Address, address_of, existing, must_reach
 from omniq.spark.causes import unwrapped
-from omniq.spark.columns import ID, KEY, column, id_of, in_ranges
 from omniq.spark.progress import Tell, shown, watching
 from omniq.spark.sessions import is_local
-from omniq.spark.staging import aborting, committed, parts_of
+from omniq.spark.writing.columns import ID, KEY, column, id_of, in_ranges
+from omniq.spark.writing.staging import aborting, committed, parts_of
 from omniq.storage.bulk import Bulk
 from omniq.translate import fingerprint
 

@@ -14,10 +14,10 @@ from omniq.errors import Invalid, RunClosed, StoreError
 from omniq.operations import Enqueue, RunInfo, RunState
 from omniq.spark.address import Address, is_file, resolved
 from omniq.spark.causes import unwrapped
-from omniq.spark.columns import ID, KEY, in_ranges
 from omniq.spark.rows import Rows
 from omniq.spark.sessions import is_connect
-from omniq.spark.writing import CHUNK, chunks
+from omniq.spark.writing.columns import ID, KEY, in_ranges
+from omniq.spark.writing.writing import CHUNK, chunks
 from omniq.storage.bulk import Bulk
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from omniq.models import new_id
 from omniq.operations import Enqueue, Enqueued
 from omniq.spark.address import Address, address_of, is_file, resolved
 from omniq.spark.causes import sentence_first
-from omniq.spark.options import choice, count, known_options, url_of
+from omniq.spark.reading.options import choice, count, known_options, url_of
 from omniq.spark.rows import Rows, rows_of
 from omniq.storage.bulk import Bulk, open_bulk
 from omniq.tasks import OptionFields

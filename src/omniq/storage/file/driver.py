@@ -26,12 +26,12 @@ from omniq.operations import (
     WorkerInfo,
 )
 from omniq.storage.copies import copy_folder, write_whole
-from omniq.storage.file_folder import FORMAT
-from omniq.storage.file_index import Entry
-from omniq.storage.file_opening import MARKS
-from omniq.storage.file_upkeep import check_store, find_tasks, purge_results, purge_store, task_page
-from omniq.storage.file_writer import FileWriter, Section, translate
-from omniq.storage.files import Files, LocalFiles, SharedMemoryFiles, local_or_memory
+from omniq.storage.file.disk import Files, LocalFiles, SharedMemoryFiles, local_or_memory
+from omniq.storage.file.folder import FORMAT
+from omniq.storage.file.index import Entry
+from omniq.storage.file.opening import MARKS
+from omniq.storage.file.upkeep import check_store, find_tasks, purge_results, purge_store, task_page
+from omniq.storage.file.writer import FileWriter, Section, translate
 from omniq.storage.filesystems import boot_id
 from omniq.storage.local import DUE_CAP, Durability, LocalStorage
 from omniq.storage.renewals import Held

@@ -27,10 +27,11 @@ import msgspec
 from omniq.errors import OutcomeUnknown, StoreUnavailable
 from omniq.models import Record
 from omniq.operations import EventRow
-from omniq.storage.file_index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
-from omniq.storage.file_journal import Commit, Found, journal_path, record_of, records
-from omniq.storage.file_ledger import Changes, NewLine, Rows
-from omniq.storage.file_lines import (
+from omniq.storage.file.disk import WRITE_LOCK, Files
+from omniq.storage.file.index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
+from omniq.storage.file.journal import Commit, Found, journal_path, record_of, records
+from omniq.storage.file.ledger import Changes, NewLine, Rows
+from omniq.storage.file.lines import (
     EVENTS,
     KEYS,
     TABLES,
@@ -42,7 +43,6 @@ from omniq.storage.file_lines import (
     read_event_line,
     read_task_line,
 )
-from omniq.storage.files import WRITE_LOCK, Files
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ import msgspec
 from omniq.models import State
 from omniq.operations import Filter, WorkerInfo
 from omniq.storage.cursors import few
-from omniq.storage.file_lines import KeyLine, LineGlimpse
+from omniq.storage.file.lines import KeyLine, LineGlimpse
 from omniq.storage.ledger import FanIn, Lane, QueueRow, Run
 
 

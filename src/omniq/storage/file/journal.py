@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from omniq.storage.file_ledger import Rows
+from omniq.storage.file.ledger import Rows
 
 FOLDER = "journal"
 _START = b'{"commit":'

@@ -12,9 +12,9 @@ import msgspec
 
 from omniq.models import Record, State, StoredResult
 from omniq.operations import Enqueue, WorkerInfo
-from omniq.storage.file_index import Counters, Entry, Index, Kept, Place, replaced
-from omniq.storage.file_index import Key as IndexedKey
-from omniq.storage.file_lines import (
+from omniq.storage.file.index import Counters, Entry, Index, Kept, Place, replaced
+from omniq.storage.file.index import Key as IndexedKey
+from omniq.storage.file.lines import (
     EVENTS,
     KEYS,
     RESULTS,

@@ -12,11 +12,12 @@ import msgspec
 
 from omniq.errors import StoreForeign, StoreTooNew
 from omniq.models import Record, State, new_id, now_us
-from omniq.storage.file_folder import FORMAT, META, Folder, Meta, is_segment, segment_of, unsealed_file
-from omniq.storage.file_index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
-from omniq.storage.file_journal import FOLDER as JOURNAL
-from omniq.storage.file_journal import Commit, Found, journal_path, next_start, read_record
-from omniq.storage.file_lines import (
+from omniq.storage.file.disk import Kind
+from omniq.storage.file.folder import FORMAT, META, Folder, Meta, is_segment, segment_of, unsealed_file
+from omniq.storage.file.index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
+from omniq.storage.file.journal import FOLDER as JOURNAL
+from omniq.storage.file.journal import Commit, Found, journal_path, next_start, read_record
+from omniq.storage.file.lines import (
     EVENTS,
     KEYS,
     TABLES,
@@ -25,7 +26,6 @@ from omniq.storage.file_lines import (
     decode_key,
     is_sealed,
 )
-from omniq.storage.files import Kind
 from omniq.storage.ledger import Lane, QueueRow, Run
 
 log = logging.getLogger("omniq.storage")

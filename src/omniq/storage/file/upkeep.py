@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from omniq.models import Record, State
 from omniq.operations import Filter, Page, Retention
 from omniq.storage.cursors import decode_cursor, encode_cursor
-from omniq.storage.file_index import Entry
-from omniq.storage.file_lines import EVENTS
-from omniq.storage.file_opening import CORRUPT, mend
-from omniq.storage.file_writer import Section
+from omniq.storage.file.index import Entry
+from omniq.storage.file.lines import EVENTS
+from omniq.storage.file.opening import CORRUPT, mend
+from omniq.storage.file.writer import Section
 from omniq.storage.ledger import Lane, resting
-from omniq.storage.runs import keep_until
+from omniq.storage.machine.staged_runs import keep_until
 
 
 def find_tasks(section: Section, filter: Filter, cursor: str | None, limit: int, newest_first: bool, scan_limit: int) -> Page:

@@ -11,12 +11,12 @@ from typing import TypeVar
 from omniq.errors import StoreError, StoreFull, StoreUnavailable
 from omniq.models import Record
 from omniq.storage.bell import Bell
-from omniq.storage.file_folder import Folder
-from omniq.storage.file_index import Entry
-from omniq.storage.file_ledger import FileLedger
-from omniq.storage.file_opening import load, prepare
-from omniq.storage.files import Files, LocalFiles
-from omniq.storage.machine import Machine
+from omniq.storage.file.disk import Files, LocalFiles
+from omniq.storage.file.folder import Folder
+from omniq.storage.file.index import Entry
+from omniq.storage.file.ledger import FileLedger
+from omniq.storage.file.opening import load, prepare
+from omniq.storage.machine.machine import Machine
 from omniq.storage.waiting import Waiters
 from omniq.storage.writer import Request, Writer
 

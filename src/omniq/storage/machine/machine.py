@@ -63,10 +63,10 @@ from omniq.operations import (
     Retry,
     Stage,
 )
-from omniq.storage.fan_in import count_fan_in, open_fan_in
 from omniq.storage.ledger import Key, Ledger, QueueRow, Run
-from omniq.storage.refusals import Refusals
-from omniq.storage.runs import abort_run, commit_run, open_run, stage, sweep_runs
+from omniq.storage.machine.fan_in import count_fan_in, open_fan_in
+from omniq.storage.machine.refusals import Refusals
+from omniq.storage.machine.staged_runs import abort_run, commit_run, open_run, stage, sweep_runs
 
 DEFAULT_RESULT_TTL_US = 86_400_000_000
 PROMOTE_LIMIT = 1000

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from omniq.models import Record, State, StoredResult
 from omniq.operations import EventRow, Saved
 from omniq.storage.ledger import Key, Ledger
-from omniq.storage.machine import DEFAULT_RESULT_TTL_US, Machine
+from omniq.storage.machine.machine import DEFAULT_RESULT_TTL_US, Machine
 
 
 def restore_tasks(machine: Machine, tasks: Sequence[Saved], key_ttl_us: int, now_us: int) -> int:

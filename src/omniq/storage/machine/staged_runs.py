@@ -14,7 +14,7 @@ from omniq.operations import KEY_TTL_US, AbortRun, CommitRun, Enqueue, OnRun, Op
 from omniq.storage.ledger import Key, Ledger, Run
 
 if TYPE_CHECKING:
-    from omniq.storage.machine import Machine
+    from omniq.storage.machine.machine import Machine
 
 SETTLE_LIMIT = 5000
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from omniq.errors import DriverClosed, StoreError, StoreFull
-from omniq.storage.redis_wire import Entry
+from omniq.storage.redis.wire import Entry
 
 Script = Callable[[str, Sequence[Entry], int | None, bool], Awaitable[list[Any]]]
 Kind = tuple[int, int | None, bool]  # event loop, time, repeat: only equal ones may travel together

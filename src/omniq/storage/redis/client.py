@@ -47,8 +47,8 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from omniq.errors import ConfigError, Invalid, OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
-from omniq.storage.redis_nodes import AsyncNodes, Nodes
-from omniq.storage.redis_wire import Command
+from omniq.storage.redis.nodes import AsyncNodes, Nodes
+from omniq.storage.redis.wire import Command
 from omniq.storage.url import mask
 
 CONNECT_S = 5.0
@@ -56,7 +56,7 @@ ANSWER_S = 15.0
 AT_ONCE = 5000  # commands of one pipeline: the event loop does nothing else while they are packed
 AHEAD = 4  # calls that are sent before the answer to the first of them is read
 
-_ALWAYS = ("lanes", "reserve", "runs")
+_ALWAYS = ("lanes", "reserve", "plain")
 _ON_DEMAND = {
     "books": ("books", "enqueues"),
     "operations": ("ending", "operations"),
@@ -83,7 +83,7 @@ def load_script() -> str:
     Lua makes every function of a script anew at each call, so the parts that most calls do without are wrapped in functions.
     The others are nested: a function that refers to the variables of an enclosing one is made much faster.
     """
-    folder = importlib.resources.files("omniq.storage") / "lua"
+    folder = importlib.resources.files("omniq.storage.redis") / "lua"
 
     def read(*parts: str) -> str:
         return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in parts)

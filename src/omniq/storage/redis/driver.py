@@ -58,23 +58,22 @@ from omniq.operations import (
     StoreInfo,
     WorkerInfo,
 )
-from omniq.storage import redis_records as records
-from omniq.storage import redis_wire as wire
 from omniq.storage.base import BaseStorage, Result, Transaction
 from omniq.storage.liveness import WorkerLocks, host_locks
-from omniq.storage.redis_batches import Batches
-from omniq.storage.redis_find import find_tasks, scored, task_page, task_shards
-from omniq.storage.redis_plan import STORE, WIDE, Plan, spans_slots
-from omniq.storage.redis_publish import publish_answer, publish_call
-from omniq.storage.redis_restoring import by_slot, event_calls, task_calls
-from omniq.storage.redis_staging import RUN_FIELDS, run_of, staged_record
-from omniq.storage.redis_wake import Listener
-from omniq.storage.redis_wire import Command
+from omniq.storage.redis import records, wire
+from omniq.storage.redis.batches import Batches
+from omniq.storage.redis.find import find_tasks, scored, task_page, task_shards
+from omniq.storage.redis.plan import STORE, WIDE, Plan, spans_slots
+from omniq.storage.redis.publish import publish_answer, publish_call
+from omniq.storage.redis.restoring import by_slot, event_calls, task_calls
+from omniq.storage.redis.staging import RUN_FIELDS, run_of, staged_record
+from omniq.storage.redis.wake import Listener
+from omniq.storage.redis.wire import Command
 from omniq.storage.sending import Repeats
 from omniq.storage.url import mask
 
 if TYPE_CHECKING:
-    from omniq.storage.redis_client import Client
+    from omniq.storage.redis.client import Client
 
 FORMAT = 1
 TOGETHER = 50  # queues that one call of the script looks after: the server serves nobody else meanwhile
@@ -106,7 +105,7 @@ class RedisStorage(BaseStorage):
     def __init__(self, url: str = "redis://localhost:6379/0", *, clock: Callable[[], int] = now_us, **options: Any) -> None:
         super().__init__(clock=clock, **options)
         try:
-            from omniq.storage.redis_client import Client, Target, slot_of
+            from omniq.storage.redis.client import Client, Target, slot_of
         except ModuleNotFoundError as exc:
             raise ConfigError(f"RedisStorage needs the package {exc.name!r}: pip install '.[redis]'") from exc
         self._target, self._slot_of = Target(url), slot_of

@@ -13,10 +13,10 @@ from omniq.errors import InvalidCursor
 from omniq.models import Record, State
 from omniq.operations import Filter, Page, Shard
 from omniq.storage.cursors import SCAN_LIMIT
-from omniq.storage.redis_wire import Command
+from omniq.storage.redis.wire import Command
 
 if TYPE_CHECKING:
-    from omniq.storage.redis_client import Client
+    from omniq.storage.redis.client import Client
 
 CHUNK = 200
 SMALL = 5000  # ids of a state that are sorted here rather than found by looking at every task

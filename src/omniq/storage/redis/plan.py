@@ -11,8 +11,8 @@ import msgspec
 
 from omniq.errors import CrossQueue, OutcomeUnknown, StoreFull, StoreUnavailable
 from omniq.operations import Beat, CountFanIn, Enqueue, OnRun, OnTask, OpenFanIn, Operation, Reserve, Reserved, Stage
-from omniq.storage import redis_wire as wire
 from omniq.storage.checks import Transaction
+from omniq.storage.redis import wire
 
 WIDE = 250  # queues that one call of the script asks for tasks
 STORE = "omniq.store"  # the name, refused to queues, of what belongs to no queue

@@ -8,8 +8,8 @@ from typing import Any
 from omniq.errors import Refused
 from omniq.models import State
 from omniq.operations import Enqueue, Enqueued, Outcome
-from omniq.storage import redis_wire as wire
 from omniq.storage.checks import Transaction
+from omniq.storage.redis import wire
 
 
 def publish_call(transaction: Transaction, now: int | None, flags: str) -> list[Any] | None:

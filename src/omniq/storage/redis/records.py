@@ -13,7 +13,7 @@ import msgspec
 
 from omniq.models import MAX_COUNT, MAX_DURATION_US, Blocker, Record, State, StoredResult, TaskError
 from omniq.operations import EventRow, WorkerInfo
-from omniq.storage.redis_text import in_utf8
+from omniq.storage.redis.text import in_utf8
 
 Hash = dict[bytes, bytes]
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from typing import Any
 from omniq.errors import CrossQueue
 from omniq.models import Record, State
 from omniq.operations import EventRow, Saved
-from omniq.storage.redis_records import WORD_OF, value_of_result, words_of
-from omniq.storage.redis_wire import blob, common_fields, encode_json, maybe_up, ms_down, ms_up, options_of
+from omniq.storage.redis.records import WORD_OF, value_of_result, words_of
+from omniq.storage.redis.wire import blob, common_fields, encode_json, maybe_up, ms_down, ms_up, options_of
 
 MAX_TASKS = 1000  # of one call: the server does nothing else meanwhile
 MAX_BYTES = 8 * 1024 * 1024

@@ -13,7 +13,7 @@ import msgspec
 
 from omniq.models import Record, State
 from omniq.operations import Enqueue, OpenRun, RunInfo, RunState, Stage
-from omniq.storage.redis_records import record_of
+from omniq.storage.redis.records import record_of
 
 Row = list[Any]  # id, key or False, how long the key lives in ms, fingerprint, the packed task
 

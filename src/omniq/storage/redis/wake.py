@@ -16,7 +16,7 @@ import msgspec
 from omniq.storage.waiting import Waiters
 
 if TYPE_CHECKING:
-    from omniq.storage.redis_client import Client
+    from omniq.storage.redis.client import Client
 
 CHANNEL = "{omniq.store}:wake"
 AGAIN_S = 0.2

@@ -55,7 +55,8 @@ from omniq.operations import (
     Stage,
     Staged,
 )
-from omniq.storage.redis_records import (
+from omniq.storage.machine.staged_runs import another_body, run_closed, staged_elsewhere
+from omniq.storage.redis.records import (
     FIELDS,
     MAX_LEASE_MS,
     Options,
@@ -66,8 +67,7 @@ from omniq.storage.redis_records import (
     whole,
     words_of,
 )
-from omniq.storage.redis_staging import as_text, encode_open, encode_stage, run_of
-from omniq.storage.runs import another_body, run_closed, staged_elsewhere
+from omniq.storage.redis.staging import as_text, encode_open, encode_stage, run_of
 
 Command = tuple[Any, ...]
 Entry = list[dict[str, Any]]  # a transaction, or a run of them, as the script reads it

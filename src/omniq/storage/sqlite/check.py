@@ -14,7 +14,7 @@ import msgspec
 
 from omniq.models import State
 from omniq.operations import WorkerInfo
-from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RESULT_COLUMNS, record_of, result_of_row
+from omniq.storage.sqlite.rows import COLUMNS, COUNTERS, RESULT_COLUMNS, record_of, result_of_row
 
 Row = tuple[Any, ...]
 

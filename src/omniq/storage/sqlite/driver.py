@@ -36,14 +36,14 @@ from omniq.storage.copies import copy_database, write_whole
 from omniq.storage.local import Durability, LocalStorage
 from omniq.storage.renewals import WATCHED_FROM, Held
 from omniq.storage.scanning import Range
-from omniq.storage.sqlite_check import examine
-from omniq.storage.sqlite_find import COUNTS, find_page
-from omniq.storage.sqlite_header import refuse_foreign
-from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, RESULT_COLUMNS, RUN, record_of, result_of_row, run_of
-from omniq.storage.sqlite_scan import SOURCES, scan, scan_blocking
-from omniq.storage.sqlite_schema import VERSION
-from omniq.storage.sqlite_upkeep import check_store, purge_results, purge_store
-from omniq.storage.sqlite_writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, connect, translate
+from omniq.storage.sqlite.check import examine
+from omniq.storage.sqlite.find import COUNTS, find_page
+from omniq.storage.sqlite.header import refuse_foreign
+from omniq.storage.sqlite.rows import COLUMNS, COUNTERS, RESULT_COLUMNS, RUN, record_of, result_of_row, run_of
+from omniq.storage.sqlite.scan import SOURCES, scan, scan_blocking
+from omniq.storage.sqlite.schema import VERSION
+from omniq.storage.sqlite.upkeep import check_store, purge_results, purge_store
+from omniq.storage.sqlite.writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, connect, translate
 from omniq.storage.tables import Columns, Condition
 from omniq.storage.url import local_options, sqlite_path, sqlite_url
 

@@ -15,7 +15,7 @@ from omniq.models import Record, State
 from omniq.operations import Filter, Page
 from omniq.storage.cursors import decode_cursor, encode_cursor, few
 from omniq.storage.local import DUE_CAP
-from omniq.storage.sqlite_rows import COLUMNS, COUNTERS, record_of
+from omniq.storage.sqlite.rows import COLUMNS, COUNTERS, record_of
 
 Row = tuple[Any, ...]
 Fetch = Callable[[str, Sequence[Any]], Awaitable[list[Row]]]

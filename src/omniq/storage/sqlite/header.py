@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from omniq.errors import StoreForeign, StoreUnavailable
-from omniq.storage.sqlite_schema import APPLICATION_ID
+from omniq.storage.sqlite.schema import APPLICATION_ID
 
 # https://www.sqlite.org/fileformat2.html
 _HEAD = 108  # the file's header, and that of the page in which the schema begins

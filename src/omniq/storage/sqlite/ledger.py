@@ -15,9 +15,9 @@ import msgspec
 
 from omniq.models import Record, State, StoredResult
 from omniq.operations import Enqueue, WorkerInfo
-from omniq.storage import sqlite_rows
 from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run
-from omniq.storage.sqlite_turns import PlainEnds, read_ready, write_leases
+from omniq.storage.sqlite import rows as sqlite_rows
+from omniq.storage.sqlite.turns import PlainEnds, read_ready, write_leases
 
 MAX_HELD = 20_000
 

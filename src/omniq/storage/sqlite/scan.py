@@ -15,7 +15,7 @@ import msgspec
 from omniq.errors import EventsLost
 from omniq.models import TaskError
 from omniq.storage.scanning import Range
-from omniq.storage.sqlite_rows import decode_error
+from omniq.storage.sqlite.rows import decode_error
 from omniq.storage.tables import Columns, Condition
 
 Row = tuple[Any, ...]

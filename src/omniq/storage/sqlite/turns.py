@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from omniq.models import Record
-from omniq.storage.machine import DEFAULT_RESULT_TTL_US
-from omniq.storage.sqlite_rows import EVENT_COLUMNS, SELECT, encode, join_call, record_of
+from omniq.storage.machine.machine import DEFAULT_RESULT_TTL_US
+from omniq.storage.sqlite.rows import EVENT_COLUMNS, SELECT, encode, join_call, record_of
 
 # Most tasks were never leased and ask for little: what is not read here is NULL or 0 then. The last column says otherwise.
 FRESH = """SELECT seq, id, func_path, eta, max_retries, backoff, fingerprint, created_at, updated_at, origin, encoding, args,

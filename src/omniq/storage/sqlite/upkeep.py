@@ -7,8 +7,8 @@ from typing import Any, LiteralString
 
 from omniq.models import State
 from omniq.operations import KEY_TTL_US, Retention
-from omniq.storage.sqlite_rows import COUNTERS
-from omniq.storage.sqlite_writer import Section
+from omniq.storage.sqlite.rows import COUNTERS
+from omniq.storage.sqlite.writer import Section
 
 Row = tuple[Any, ...]
 

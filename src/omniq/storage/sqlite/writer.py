@@ -15,9 +15,9 @@ from omniq.errors import StoreError, StoreFull, StoreUnavailable
 from omniq.models import Record
 from omniq.storage import locks
 from omniq.storage.bell import Bell
-from omniq.storage.machine import Machine
-from omniq.storage.sqlite_ledger import SQLiteLedger
-from omniq.storage.sqlite_schema import migrate
+from omniq.storage.machine.machine import Machine
+from omniq.storage.sqlite.ledger import SQLiteLedger
+from omniq.storage.sqlite.schema import migrate
 from omniq.storage.waiting import Waiters
 from omniq.storage.writer import Request, Writer
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from omniq.spark.lake.facts import Figures, Incident, SlotHour
-from omniq.spark.lake.incidents import incidents
-from omniq.spark.lake.samples import FORECAST, KIND, LIMIT, SHARE
-from omniq.spark.lake.units import count, duration, from_to, moment, number
+from omniq.spark.lake.report.facts import Figures, Incident, SlotHour
+from omniq.spark.lake.report.incidents import incidents
+from omniq.spark.lake.report.samples import FORECAST, KIND, LIMIT, SHARE
+from omniq.spark.lake.report.units import count, duration, from_to, moment, number
 
 _BLOCKED_MS = 60_000
 

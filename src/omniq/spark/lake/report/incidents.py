@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from itertools import groupby
 
-from omniq.spark.lake.facts import Incident, StormWindow
-from omniq.spark.lake.samples import BASELINE
+from omniq.spark.lake.report.facts import Incident, StormWindow
+from omniq.spark.lake.report.samples import BASELINE
 
 WINDOW = timedelta(minutes=5)
 # Retries wait before they run: a pause of one window between two storms is part of the same incident.

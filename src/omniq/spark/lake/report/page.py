@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omniq.spark.causes import unwrapped
-from omniq.spark.lake import plots
-from omniq.spark.lake.facts import Figures
-from omniq.spark.lake.figures import QUEUES, gather
-from omniq.spark.lake.findings import findings, forecasts
-from omniq.spark.lake.incidents import incidents, unproven
 from omniq.spark.lake.layout import Lake
-from omniq.spark.lake.samples import BASELINE, DAYS, FORECAST, LIMIT, LINE, P95, PERCENTILES, SHARE, WEEK, WINDOWS
-from omniq.spark.lake.units import NOTHING, count, duration, from_to, moment, number, step
+from omniq.spark.lake.report import plots
+from omniq.spark.lake.report.facts import Figures
+from omniq.spark.lake.report.highlights import findings, forecasts
+from omniq.spark.lake.report.incidents import incidents, unproven
+from omniq.spark.lake.report.queries import QUEUES, gather
+from omniq.spark.lake.report.samples import BASELINE, DAYS, FORECAST, LIMIT, LINE, P95, PERCENTILES, SHARE, WEEK, WINDOWS
+from omniq.spark.lake.report.units import NOTHING, count, duration, from_to, moment, number, step
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

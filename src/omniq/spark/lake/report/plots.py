@@ -15,8 +15,8 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from omniq.spark.lake import samples, units
-from omniq.spark.lake.facts import (
+from omniq.spark.lake.report import samples, units
+from omniq.spark.lake.report.facts import (
     DayFailures,
     FailureKind,
     Flow,
@@ -28,7 +28,7 @@ from omniq.spark.lake.facts import (
     Retries,
     SlotHour,
 )
-from omniq.spark.lake.scales import Scale, counts, durations, moments
+from omniq.spark.lake.report.scales import Scale, counts, durations, moments
 
 GOOD, WAIT, BAD, QUIET, LINE, PALE = "#2a7f62", "#e09f3e", "#b3323a", "#9aa5b1", "#1f4e79", "#cbd9e6"
 SEEN = "#a5d3c1"  # the pale GOOD

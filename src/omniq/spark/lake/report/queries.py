@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from omniq.errors import LakeError
-from omniq.spark.lake.facts import (
+from omniq.spark.lake.layout import Gap, Lake
+from omniq.spark.lake.report.facts import (
     DayFailures,
     FailureKind,
     Figures,
@@ -25,9 +26,8 @@ from omniq.spark.lake.facts import (
     Totals,
     is_made_up,
 )
-from omniq.spark.lake.incidents import WINDOW
-from omniq.spark.lake.layout import Gap, Lake
-from omniq.spark.lake.samples import FORECAST, LIMIT, P95, PERCENTILES, WEEK
+from omniq.spark.lake.report.incidents import WINDOW
+from omniq.spark.lake.report.samples import FORECAST, LIMIT, P95, PERCENTILES, WEEK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from omniq.spark.lake.units import DAY_MS, duration, number
+from omniq.spark.lake.report.units import DAY_MS, duration, number
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from omniq.spark.lake.units import DAY_MS, HOUR_MS, MINUTE_MS, MONTHS, SECOND_MS, day, duration, number
+from omniq.spark.lake.report.units import DAY_MS, HOUR_MS, MINUTE_MS, MONTHS, SECOND_MS, day, duration, number
 
 _WIDE = 50  # the largest by the smallest, from which on equal steps would hide the small ones
 _MARKS = 5

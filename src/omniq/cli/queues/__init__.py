@@ -1,0 +1,1 @@
+"""Commands on queues and groups: `queues`, `pause`, `resume`, `groups`, `top`."""

@@ -1,0 +1,1 @@
+"""The line protocol from a shell: `serve`, `send`."""

@@ -1,0 +1,1 @@
+"""Commands on single tasks: `enqueue`, `result`, `tasks`, `dlq`."""

@@ -1,0 +1,1 @@
+"""`omniq worker`, in one process or several."""

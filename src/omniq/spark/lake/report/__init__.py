@@ -1,0 +1,1 @@
+"""The report of a lake: from its tables to one page."""

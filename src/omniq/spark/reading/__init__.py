@@ -1,0 +1,1 @@
+"""From a store to DataFrames: format `omniq`, as a batch and as a stream."""

@@ -1,0 +1,1 @@
+"""Tasks that run on executors, and results that come back as columns."""

@@ -1,0 +1,1 @@
+"""From DataFrames to tasks: format `omniq`, `enqueue` and `replay`."""
