@@ -40,7 +40,7 @@ class OmniQError(Exception):
 
 
 class Invalid(OmniQError, ValueError):
-    """The call is wrong in itself; nothing was sent to the store."""
+    """The call itself is wrong. Nothing was sent to the store."""
 
 
 class TaskIdRequired(Invalid):
@@ -56,7 +56,7 @@ class QueueRequired(Invalid):
 
 
 class InvalidLease(Invalid):
-    """A lease lasts longer than nothing."""
+    """A lease must be longer than zero."""
 
 
 class InvalidCursor(Invalid):
@@ -135,6 +135,7 @@ class ContractError(Refused, RuntimeError):
         self.code = code
 
     def __reduce__(self) -> tuple[type[ContractError], tuple[str, str]]:
+        # Without this, unpickling calls the class with the text alone, as for any exception.
         return type(self), (self.code, str(self).removesuffix(f": {self.code}"))
 
 
@@ -175,7 +176,7 @@ class LakeError(OmniQError):
 
 
 class CheckFailed(LakeError):
-    """What the lake holds does not add up; a build that finds it publishes nothing."""
+    """The contents of the lake do not add up. A build that finds this publishes nothing."""
 
 
 class SparkFailed(OmniQError):
@@ -207,7 +208,7 @@ class StoreTooNew(StoreError):
 
 
 class StoreForeign(StoreError):
-    """What is there belongs to another program; nothing was written to it, name another place."""
+    """The file or database belongs to another program. Nothing was written to it; name another place."""
 
 
 class DriverClosed(StoreError):
@@ -237,9 +238,9 @@ class Retry(Exception):
 
 
 def check_retry_after(after: object) -> None:
-    """Raise `Invalid` for what is no pause before a retry; a task may also change `after` of an error that it raises."""
+    """Raise `Invalid` if this cannot be a pause. Asked again when the task has ended, since it may have changed `after`."""
     if isinstance(after, bool) or not isinstance(after, int | float) or not 0 <= after < 1e11:  # also refuses NaN
-        raise Invalid(f"Retry(after={after!r}): give a timedelta or a number of seconds, 0 or more and not endless")
+        raise Invalid(f"Retry(after={after!r}): give a timedelta or a number of seconds, 0 or more and finite")
 
 
 class Unrecoverable(Exception):

@@ -1,4 +1,4 @@
-"""What a task is: to users (`Task`, `TaskResult`, `Event`, …) and to drivers (`Record`, `State`).
+"""The task: as users see it (`Task`, `TaskResult`, `Event`, …) and as drivers do (`Record`, `State`).
 
 Users see datetimes and decoded values; between core and driver all times are integer microseconds since the epoch, UTC.
 """
@@ -22,9 +22,12 @@ from omniq.errors import Invalid, LimitExceeded, NameRequired, QueueRequired, Ta
 DEFAULT_QUEUE = "default"
 DEFAULT_LEASE_US = 30_000_000
 MAX_ERROR_CHARS = 16 * 1024
+# As many as the line protocol allows, for all doors.
 MAX_BLOCKERS = 255
 
+# Not `$`, which lets a line end pass.
 _QUEUE = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+# Frames of these lie between the worker and the task's own code.
 _NOT_OWN = frozenset({"omniq", "importlib"})
 _RESERVED_QUEUES = frozenset({"omniq.store"})  # what belongs to no queue lives under this name on Redis
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,6 +41,7 @@ MAX_AT_ONCE = 10**9  # tasks or ids that one call may ask for
 class State(enum.IntEnum):
     """Where a task stands for a driver; `TaskStatus` is the coarser view that users see."""
 
+    # Stores keep these numbers, and their order is used: from BLOCKED to READY a task waits, from DONE on it has ended.
     STAGED = 0
     BLOCKED = 1
     SCHEDULED = 2
@@ -95,6 +99,7 @@ class TaskError(msgspec.Struct, frozen=True):
     traceback: str = ""
 
     def __post_init__(self) -> None:
+        # Quick to see, and true of nearly all errors.
         if not (self.type.isascii() and self.message.isascii() and self.traceback.isascii()):
             for name in ("type", "message", "traceback"):
                 msgspec.structs.force_setattr(self, name, getattr(self, name).encode("utf-8", "replace").decode())
@@ -121,10 +126,11 @@ class TaskError(msgspec.Struct, frozen=True):
         return cls("", text).cut()
 
     def cut(self) -> TaskError:
-        """The same error within the size that a store keeps; of a long traceback the end is what tells."""
+        """Returns the same error within the size that a store keeps. Of a long traceback the end stays, which tells most."""
         if len(self.type) + len(self.message) + len(self.traceback) <= MAX_ERROR_CHARS:
             return self
         kind, message = self.type[:255], self.message[: MAX_ERROR_CHARS // 4]
+        # The 8 are the length of the mark that stands for what was cut.
         room = MAX_ERROR_CHARS - len(kind) - len(message) - 8
         return TaskError(kind, message, "[cut] …\n" + self.traceback[-room:])
 
@@ -133,7 +139,7 @@ class TaskError(msgspec.Struct, frozen=True):
 
 
 def own_frames(exc: BaseException) -> TracebackType | None:
-    """The part of a traceback that begins in the task's own code, or in a module that it imports; None if there is none."""
+    """Returns the traceback from the task's own code on, or from a module that it imports. None if there is no such part."""
     frames = exc.__traceback__
     while frames is not None and str(frames.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in _NOT_OWN:
         frames = frames.tb_next
@@ -141,14 +147,15 @@ def own_frames(exc: BaseException) -> TracebackType | None:
 
 
 class Blocker(msgspec.Struct, frozen=True, array_like=True):
-    """A task that must end before another may start; `queue` is filled in before the store is asked."""
+    """A task that must end before another may start. `queue` is filled in before the store is asked."""
 
     id: str
     queue: str = ""
 
 
+# gc=False: records come by the thousand and hold no cycles, so the garbage collector need not visit them.
 class Record(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
-    """A task as drivers store it and hand it out. `seq` and what follows belong to the driver."""
+    """A task as drivers store it and hand it out. `seq` and the fields after it belong to the driver."""
 
     id: str
     queue: str
@@ -215,7 +222,7 @@ class Schedule(msgspec.Struct, frozen=True):
     interval: timedelta | None = None
 
     def next_run(self, now: datetime) -> datetime | None:
-        """The first moment of the series after `now`; None for a task that does not repeat."""
+        """Returns the first moment of the series after `now`. None for a task that does not repeat."""
         if self.interval is None:
             return None
         first = self.eta or now
@@ -342,7 +349,7 @@ def duration_us(value: float | timedelta, what: str, *, zero: bool = False) -> i
 
 
 def check_encodable(text: str, what: str, kind: type[Invalid] = Invalid) -> None:
-    """Raise for what UTF-8 cannot hold, such as half a surrogate pair: no store keeps it, no other program reads it."""
+    """Raise for text that UTF-8 cannot hold, such as half a surrogate pair: no store keeps it, no other program reads it."""
     if text.isascii():
         return
     try:
@@ -404,7 +411,7 @@ _id_count = 0
 
 
 def new_id() -> str:
-    """A ULID; those made by one process sort in the order they were made."""
+    """Returns a fresh ULID. Ids made by one process sort in the order in which they were made."""
     global _last_ms, _id_prefix, _id_count
     with _ids_lock:
         ms = time.time_ns() // 1_000_000
@@ -413,11 +420,13 @@ def new_id() -> str:
             _last_ms, _id_prefix = ms, "".join([_PAIRS[(bits >> shift) & 1023] for shift in range(120, 29, -10)])
             _id_count = bits & 0x1FFF_FFFF  # the free top bit leaves room to count
         else:
+            # Also while the clock is behind the last id, as after a correction: ids keep their order and not the time.
             _id_count += 1
         prefix, count = _id_prefix, _id_count
     return prefix + _PAIRS[(count >> 20) & 1023] + _PAIRS[(count >> 10) & 1023] + _PAIRS[count & 1023]
 
 
+# A child begins with the random state of its parent, and would make the same ids.
 def _reseed_after_fork() -> None:
     global _last_ms
     _last_ms = 0
@@ -429,5 +438,6 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork
 
 
 def new_token() -> str:
-    """A lease token: 128 random bits."""
+    """Returns a lease token: 128 random bits."""
+    # Not from `_random`: whoever sees some tokens must not be able to guess the next one.
     return os.urandom(16).hex()

@@ -29,8 +29,9 @@ Lost = Literal["expired", "worker_lost"]
 KEY_TTL_US = 86_400_000_000  # how long an idempotency key lives, unless it is told
 
 
+# gc=False: operations live for a call and hold no cycles, so the garbage collector need not visit them.
 class Operation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What every operation is; those that stand alone name no task."""
+    """The base of all operations. Operations that stand alone in their transaction name no task."""
 
 
 class Enqueue(Operation, frozen=True, gc=False, kw_only=True):
@@ -60,6 +61,20 @@ class Enqueue(Operation, frozen=True, gc=False, kw_only=True):
     key_ttl_us: int = KEY_TTL_US
     fingerprint: str = ""
     on_conflict: Literal["error", "return", "replace_finished"] = "error"
+
+    @property
+    def plain(self) -> bool:
+        """Whether the task is ready at once and is a call or a payload and nothing more, as most are.
+
+        Stores have shorter ways for such a task. How long it may run and is kept, its retries, its origin and its fingerprint
+        are columns like any other and do not matter here, nor does `on_conflict`, which is asked of a task that is there.
+        """
+        # One comparison of tuples: it is asked for each task that is stored.
+        rest = (self.group, self.idempotency_key, self.eta_us, self.delay_us, self.interval_us, self.dead_queue, self.headers)
+        return rest == _NOTHING and not self.blocked_by
+
+
+_NOTHING = (None,) * 7
 
 
 class Reserve(Operation, frozen=True, gc=False, kw_only=True):
@@ -121,11 +136,11 @@ class Fail(Held, frozen=True, gc=False, kw_only=True):
 
 
 class Release(Held, frozen=True, gc=False, kw_only=True):
-    """Give the task back unused; the attempt is not spent."""
+    """Give the task back unused. The attempt is not spent."""
 
 
 class Extend(Held, frozen=True, gc=False, kw_only=True):
-    """Prolong the lease, by the task's own length unless one is given; never shortens it."""
+    """Prolong the lease to the task's own length from now, or the one that is given. Never shortens it."""
 
     lease_us: int | None = None
 
@@ -160,13 +175,13 @@ class Requeue(OnTask, frozen=True, gc=False, kw_only=True):
 
 
 class Remove(OnTask, frozen=True, gc=False, kw_only=True):
-    """Delete a task that is not running, with its result and key; `if_state` guards against a change of mind."""
+    """Delete a task that is not running, with its result and key. With `if_state`, only if it still is in that state."""
 
     if_state: State | None = None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says about itself. `busy` is how many functions run per queue; None: it does not say."""
+    """A worker's words about itself. `busy` is how many functions run per queue, None if it does not say."""
 
     worker: str
     host: str = ""
@@ -180,14 +195,14 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beat(Operation, frozen=True, gc=False, kw_only=True):
-    """A sign of life of a worker, for the registry; `gone` takes it out."""
+    """A sign of life of a worker, for the registry. `gone` takes the worker out."""
 
     info: WorkerInfo
     gone: bool = False
 
 
 class OpenFanIn(Operation, frozen=True, gc=False, kw_only=True):
-    """Wait for `expected` members to be counted under a key; the same again changes nothing, until `ttl_us` after the first."""
+    """Wait for `expected` members to be counted under a key. A repeat changes nothing, until `ttl_us` after the first."""
 
     key: str
     expected: int
@@ -209,31 +224,31 @@ class OnRun(Operation, frozen=True, gc=False, kw_only=True):
 
 
 class OpenRun(OnRun, frozen=True, gc=False, kw_only=True):
-    """Begin a run; the same again changes nothing. After `ttl_us` without a commit it is aborted."""
+    """Begin a run. A repeat changes nothing. After `ttl_us` without a commit the run is aborted."""
 
     ttl_us: int = 86_400_000_000
 
 
 class Stage(OnRun, frozen=True, gc=False, kw_only=True):
-    """Bring tasks that nobody may reserve before the run is committed. What is there, by key or by id, stays as it is."""
+    """Add tasks that nobody may reserve before the run is committed. A task that is there by key or id stays as it is."""
 
     tasks: tuple[Enqueue, ...]
     strict: bool = False  # refuse a task that is there with another body, instead of passing it over
 
 
 class CommitRun(OnRun, frozen=True, gc=False, kw_only=True):
-    """From now on all its tasks count; they become ready at once or, beyond the first thousands, by `sweep`."""
+    """Release all tasks of a run. They become ready at once or, beyond the first thousands, by `sweep`."""
 
 
 class AbortRun(OnRun, frozen=True, gc=False, kw_only=True):
-    """Forget its tasks, except those that another run claims too."""
+    """Forget the tasks of a run, except those that another run claims, too."""
 
 
 # -- outcomes ------------------------------------------------------------------------------------
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What an operation did."""
+    """The answer to an operation that was carried out."""
 
 
 class Enqueued(Outcome, frozen=True, gc=False, kw_only=True):
@@ -298,13 +313,13 @@ class Beaten(Outcome, frozen=True, gc=False, kw_only=True):
 
 
 class FannedIn(Outcome, frozen=True, gc=False, kw_only=True):
-    """How many members are still missing; 0 for the last one, -1 if nobody opened the key."""
+    """`left` is how many members are still missing: 0 for the last one, -1 if nobody opened the key."""
 
     left: int
 
 
 class Staged(Outcome, frozen=True, gc=False, kw_only=True):
-    """How many tasks were new, and how many were there before."""
+    """`new` tasks were stored, and tasks that were `there` before are left as they are."""
 
     new: int
     there: int
@@ -336,14 +351,14 @@ class RunInfo(Outcome, frozen=True, gc=False, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease that its holder lost, and why; `omniq.policy.after_loss` says what follows."""
+    """A lease that its holder lost, and why. `omniq.policy.after_loss` decides what follows."""
 
     record: Record
     lost: Lost
 
 
 class QueueCounts(msgspec.Struct, kw_only=True):
-    """What a queue holds now. `ready` includes scheduled tasks that are due."""
+    """How many tasks a queue holds now. `ready` includes scheduled tasks that are due."""
 
     queue: str
     staged: int = 0
@@ -371,7 +386,7 @@ class GroupInfo(msgspec.Struct, kw_only=True):
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks `find` returns; what is not given does not matter, but staged tasks are found by state or run only."""
+    """Which tasks `find` returns. Fields that are not given do not matter, but staged tasks are found by state or run only."""
 
     states: tuple[State, ...] = ()
     statuses: tuple[TaskStatus, ...] = ()
@@ -433,6 +448,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 _FILTER_TEXTS = ("queue", "name", "group", "worker", "origin", "run_id", "error_contains", "payload_contains")
 _FILTER_NUMBERS = ("min_attempts", "created_from_us", "created_to_us", "finished_from_us", "finished_to_us")
+# A task that waits is PENDING or RETRYING by its attempts, so a state may stand for both.
 _STATUSES = {state: {status_of(state, 0), status_of(state, 1)} for state in State}
 
 
@@ -447,7 +463,7 @@ def _error_text(error: TaskError | None) -> str:
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of `find`. `cursor` is None at the end; `partial` says that the scan limit cut this page short."""
+    """One page of `find`. `cursor` is None at the end. `partial` says that the scan limit cut this page short."""
 
     tasks: list[Record]
     cursor: str | None = None
@@ -455,7 +471,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of the event log: `first` to `last` are there; an empty one has `last` = `first` - 1."""
+    """A part of the event log: events `first` to `last` are there. An empty part has `last` = `first` - 1."""
 
     name: str
     first: int
@@ -489,7 +505,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long `purge` keeps things; results go by the ttl that each task carries. `limits_us`: of groups without a task."""
+    """How long `purge` keeps things. Results go by the ttl of each task; `limits_us` is for groups without tasks."""
 
     dead_us: int | None = 30 * 86_400_000_000
     events_us: int | None = 7 * 86_400_000_000
@@ -499,7 +515,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver declares about itself (section 12 of the driver contract)."""
+    """A driver's declaration about itself (section 12 of the driver contract)."""
 
     durability: Literal["none", "process", "power"]
     cross_queue: bool = True
@@ -514,6 +530,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     restores: bool = False
     max_transaction: int = 10_000
     max_payload: int = 64 * 1024 * 1024
+
+    @property
+    def in_process(self) -> bool:
+        """Whether no other process can see the store."""
+        return self.local and self.durability == "none"
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):

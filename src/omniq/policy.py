@@ -1,69 +1,35 @@
 """Every decision about a task, as pure functions: when to retry, how long to wait, when a task is dead.
 
-Drivers never import this module; the queue, the workers and the doors do.
+Drivers never import this module; the queue, the workers and the doors do, and `BaseStorage` only to take back a lost lease.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 
+from omniq.backoff import Backoff, parse_backoff
 from omniq.durations import format_duration
 from omniq.errors import ConfigError
-from omniq.models import MAX_DURATION_US, MAX_TIME_US, Record, TaskError, from_us, to_us
+from omniq.models import MAX_TIME_US, Record, TaskError, from_us, to_us
 from omniq.operations import Cancel, Fail, Lease, Operation, Retry
 
-HOUR_MS = 3_600_000
 DEFAULT_MAX_ATTEMPTS = 4
 SERVER_PREFIX = "serve:"  # how a TCP server's name as a holder begins
 NOT_RUNNABLE = "NotRunnable"  # the kind of error of a task that no worker will or can run
+# While a new version is rolled out, the next worker may have the function: the first looks follow each other soon. A function
+# that no worker has any more must not keep all of them busy, so looks become rare.
 UNKNOWN_PAUSE_US = 1_000_000
 MAX_UNKNOWN_PAUSE_US = 300_000_000
+# `after_unknown` writes these words into stored tasks: other words would make those that wait begin anew.
 _WAITS = re.compile(r"waits since (\S{1,40}Z) for a worker that has its function: ")
 
 
-class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long to wait before a retry. Written on the task as text, so that whoever runs it obeys the same policy.
-
-    `exp` waits base × 2ⁿ⁻¹ before retry n, `fixed` always base, `quartic` base × n⁴; `jitter` is per cent on top.
-    """
-
-    kind: Literal["exp", "fixed", "quartic"] = "exp"
-    base_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_DURATION_US // 1000)] = 1000
-    max_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_DURATION_US // 1000)] = HOUR_MS
-    jitter: Annotated[int, msgspec.Meta(ge=0, le=100)] = 10
-    loss: Literal["now", "backoff"] = "now"
-
-    def __str__(self) -> str:
-        return f"{self.kind}:base={self.base_ms},max={self.max_ms},jitter={self.jitter},loss={self.loss}"
-
-    def delay_us(self, failures: int, random: float) -> int:
-        n = max(failures, 1)
-        factor = {"exp": 1 << min(n - 1, 40), "fixed": 1, "quartic": n**4}[self.kind]
-        raw = self.base_ms * factor
-        return min(int(min(raw, self.max_ms) * 1000 * (1 + random * self.jitter / 100)), MAX_DURATION_US)
-
-
-@functools.lru_cache(maxsize=1024)
-def parse_backoff(text: str) -> Backoff:
-    """The policy that a task carries; an empty text is the default one."""
-    if not text:
-        return Backoff()
-    kind, _, rest = text.partition(":")
-    try:
-        pairs = dict(part.split("=", 1) for part in rest.split(",") if part)
-        values = {{"base": "base_ms", "max": "max_ms"}.get(k, k): v for k, v in pairs.items()}
-        return msgspec.convert({"kind": kind, **values}, Backoff, strict=False)
-    except (ValueError, msgspec.ValidationError) as exc:
-        raise ConfigError(f"backoff {text[:140]!r}: write it like {Backoff()!s}") from exc
-
-
 def backoff_of(task: Record) -> Backoff:
-    """The policy of a stored task. What was damaged since, or written by another program, must not keep it from ending."""
+    """The policy of a stored task. A text that is damaged, or of another program, must not keep the task from ending."""
     try:
         return parse_backoff(task.backoff)
     except ConfigError:
@@ -78,6 +44,7 @@ def next_run(task: Record, now_us: int) -> int | None:
     """The next tick of an interval task: on its grid, after now, so that nothing drifts and nothing piles up."""
     if not task.interval_us:
         return None
+    # A retry moves `due_us` and not `eta_us`: the grid stays where it was.
     anchor = task.eta_us if task.eta_us is not None else task.due_us
     if anchor > now_us:
         return anchor
@@ -95,7 +62,7 @@ def after_failure(
     ran_us: int | None = None,
     late: bool = True,
 ) -> Retry | Fail:
-    """What follows a failed run: a retry after a pause, or the end. `after_us` is the task's own wish."""
+    """Returns what follows a failed run: a retry after a pause, or the end. `after_us` is the pause that the task asked for."""
     held: dict[str, Any] = {"queue": task.queue, "id": task.id, "token": task.token, "late": late}
     if final or task.attempts >= max_attempts(task):
         return Fail(**held, error=error, ran_us=ran_us, again_us=next_run(task, now_us))
@@ -104,12 +71,12 @@ def after_failure(
 
 
 def unknown_pause_us(elapsed_us: int) -> int:
-    """How long to wait before looking again for what was not there for `elapsed_us`: 1 s, 2 s, 4 s and so on, up to 5 min."""
+    """Returns the pause before a function that was missing for `elapsed_us` is looked for again: 1 s, 2 s, 4 s, up to 5 min."""
     return min(elapsed_us + UNKNOWN_PAUSE_US, MAX_UNKNOWN_PAUSE_US)
 
 
 def after_unknown(task: Record, error: TaskError, now_us: int, limit_us: int, *, last: bool = False) -> Retry | Fail:
-    """What follows when a worker does not have a task's function: another may, so the task waits and no attempt is spent.
+    """Returns what follows when a worker lacks a task's function: another may have it, so the task waits and keeps its attempt.
 
     After `limit_us` of that it fails, and at once with `last`. Since when it waits stands in its error, for people and for the
     worker that sees it next: the record has no other place that every store keeps.
@@ -139,7 +106,7 @@ def waits_for_function(task: Record) -> bool:
 
 
 def _waits_since(task: Record, now_us: int, limit_us: int) -> int:
-    """The first time in a row that a worker did not have the function; now, if this is it.
+    """Returns when a worker first lacked the function, in a row of such times. Now, if this is the first.
 
     A row ends with a run that ended, well or not, and when no worker looked for longer than the limit: a queue that was paused
     over night has not been tried for a night.
@@ -162,7 +129,7 @@ def _rounded(us: int) -> str:
 
 
 def after_loss(lease: Lease, now_us: int, random: float) -> Operation:
-    """What follows a lost lease: the run counts, so a task that keeps killing its workers ends as a dead letter."""
+    """Returns what follows a lost lease. The run counts, so a task that keeps killing its workers ends as a dead letter."""
     task, lost = lease.record, lease.lost
     held: dict[str, Any] = {"queue": task.queue, "id": task.id, "token": task.token}
     error = _loss_error(task, lost)

@@ -1,21 +1,25 @@
-"""What the looking calls and the upkeep of every driver refuse before they ask: texts and numbers that no store can keep."""
+"""Refuses texts and numbers that no store can keep, in the looking calls and the upkeep of every driver."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from omniq.models import MAX_AT_ONCE, MAX_COUNT, MAX_TIME_US, check_count, check_encodable
 from omniq.operations import Retention
 
-CALLS = ("get", "find", "groups", "events", "run", "task_page", "counts", "workers", "expired", "sweep", "purge", "promote")
+# Each call of a driver that takes texts or numbers, but for those that check the name of their queue anyway.
+CALLS = (
+    *("get", "results", "find", "groups", "events", "events_of", "run", "task_page", "counts", "workers"),
+    *("expired", "sweep", "purge", "promote"),
+)
 _PAGES = ("find", "groups")  # of nothing there is no last one to go on from
-_TEXTS = frozenset({"id", "queue", "queues", "lost_workers", "cursor", "run_id", "shard"})
-_NUMBERS = {"now_us": (0, MAX_TIME_US), "after": (-1, MAX_COUNT), "upto": (-1, MAX_COUNT), "limit": (0, MAX_AT_ONCE)}
+TEXTS = frozenset({"id", "ids", "queue", "queues", "lost_workers", "cursor", "run_id", "shard"})
+NUMBERS = {"now_us": (0, MAX_TIME_US), "after": (-1, MAX_COUNT), "upto": (-1, MAX_COUNT), "limit": (0, MAX_AT_ONCE)}
 
-Call = Callable[..., Awaitable[Any]]
+Call = TypeVar("Call", bound=Callable[..., Awaitable[Any]])
 
 
 def checked(call: Call) -> Call:
@@ -31,17 +35,17 @@ def checked(call: Call) -> Call:
             _check(name, value, pages)
         return await call(self, *args, **kwargs)
 
-    return looked_at
+    return cast(Call, looked_at)
 
 
 def _check(name: str, value: Any, pages: bool) -> None:
     if value is None:
         return
-    if name in _TEXTS:
+    if name in TEXTS:
         for text in (value,) if isinstance(value, str) else value:
-            check_encodable(text, name)
-    elif name in _NUMBERS:
-        least, most = _NUMBERS[name]
+            check_encodable(text, "task id" if name in ("id", "ids") else name)
+    elif name in NUMBERS:
+        least, most = NUMBERS[name]
         check_count(value, name, max(least, int(pages and name == "limit")), most)
     elif isinstance(value, Retention):
         for field in Retention.__struct_fields__:

@@ -9,17 +9,15 @@ store itself are raised. All times are integer microseconds; `now_us=None` means
 from __future__ import annotations
 
 import abc
-import asyncio
 import logging
 import os
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from omniq.errors import Invalid, NotActive, OutcomeUnknown, Refused, StoreError, TaskNotFound
+from omniq.errors import Invalid, NotActive, Refused, TaskNotFound
 from omniq.models import (
     Record,
     State,
@@ -64,12 +62,13 @@ from omniq.operations import (
     WorkerInfo,
 )
 from omniq.policy import after_loss
+from omniq.retention import CutOffs, cut_offs
 from omniq.serialization import MsgspecSerializer, Serializer
 from omniq.storage import arguments
 from omniq.storage.checks import Transaction, check_now, check_transactions
 from omniq.storage.cursors import SCAN_LIMIT
 from omniq.storage.scanning import Range, ranges_of, scan_range
-from omniq.storage.sending import Repeats, Sending
+from omniq.storage.sending import Repeats, Sending, until_answered, until_answered_blocking
 from omniq.storage.tables import Columns, Condition
 from omniq.storage.url import mask, open_url
 from omniq.storage.waiting import Waiters
@@ -85,11 +84,14 @@ class BaseStorage(abc.ABC):
     """One store of tasks. Opens itself at its first call, is safe to use from any thread and any event loop."""
 
     capabilities: Capabilities
+    default_url = ""  # the settings open it where they name this backend and no URL; without one they ask for a URL
     stage_rows = 5000  # tasks of one `Stage` that keep other callers waiting no longer than they should
     scan_limit = SCAN_LIMIT
+    longest_wait_s: float | None = None  # how long a wait lasts at most, where writers of other programs ring no bell
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
+        # A driver's own methods too: no driver can forget to refuse what no store can keep.
         for name in arguments.CALLS:
             if name in cls.__dict__:
                 setattr(cls, name, arguments.checked(cls.__dict__[name]))
@@ -103,8 +105,18 @@ class BaseStorage(abc.ABC):
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> BaseStorage:
-        """The storage that a URL names: `memory://`, `sqlite:///path.db`, `file:///dir`."""
+        """The storage that a URL names: `memory://`, `sqlite:///path.db`, `file:///dir`, or a scheme of another package."""
         return cast(BaseStorage, open_url(url, options))
+
+    @property
+    def url(self) -> str:
+        """The URL that opens this store from any working folder, without options; empty for a store that has none."""
+        return ""
+
+    @property
+    def place(self) -> str | None:
+        """The file or folder of this machine that holds the store; None for a server, and inside a process."""
+        return None
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -118,7 +130,7 @@ class BaseStorage(abc.ABC):
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Let go of everything. Twice is harmless; any later call raises `DriverClosed`."""
+        """Close everything. Twice is harmless; any later call raises `DriverClosed`."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -147,38 +159,33 @@ class BaseStorage(abc.ABC):
         self._check(transactions, now_us)
         return self._apply_blocking(transactions, now_us, repeat)
 
-    async def send(self, transactions: Sequence[Transaction], now_us: int | None = None) -> list[Result]:
+    async def send(
+        self, transactions: Sequence[Transaction], now_us: int | None = None, *, patient: bool = False
+    ) -> list[Result]:
         """`apply` for whoever waits for this one call: what stays without an answer is sent again, for some seconds.
 
-        Raises `OutcomeUnknown` only when the repeats failed too; the text says what is known.
+        With `patient`, so is what a store that is away has not taken. Raises `OutcomeUnknown` only when the repeats failed too;
+        the text says what is known.
         """
         self._check(transactions, now_us)
-        try:
-            return await self._apply(transactions, now_us, False)
-        except OutcomeUnknown as exc:
-            repeats = Repeats(transactions)
-            pause = repeats.after(exc)
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                return repeats.read(await self.apply(transactions, now_us, repeat=repeats.repeat))
-            except StoreError as exc:
-                pause = repeats.after(exc)
+        # Checked once, before the first call: each repeat sends the very same transactions.
+        repeats = Repeats(transactions, patient=patient)
+        return repeats.read(await until_answered(lambda repeat: self._apply(transactions, now_us, repeat), repeats))
 
-    def send_blocking(self, transactions: Sequence[Transaction], now_us: int | None = None) -> list[Result]:
+    def send_blocking(
+        self, transactions: Sequence[Transaction], now_us: int | None = None, *, patient: bool = False
+    ) -> list[Result]:
         """`send` from any thread."""
         self._check(transactions, now_us)
-        try:
-            return self._apply_blocking(transactions, now_us, False)
-        except OutcomeUnknown as exc:
-            repeats = Repeats(transactions)
-            pause = repeats.after(exc)
-        while True:
-            time.sleep(pause)
-            try:
-                return repeats.read(self.apply_blocking(transactions, now_us, repeat=repeats.repeat))
-            except StoreError as exc:
-                pause = repeats.after(exc)
+        repeats = Repeats(transactions, patient=patient)
+        return repeats.read(until_answered_blocking(lambda repeat: self._apply_blocking(transactions, now_us, repeat), repeats))
+
+    async def transact(self, operations: Transaction, now_us: int | None = None) -> list[Outcome]:
+        """`send` of one transaction. Raises what refuses it."""
+        (answer,) = await self.send([operations], now_us)
+        if isinstance(answer, Refused):
+            raise answer
+        return answer
 
     def _check(self, transactions: Sequence[Transaction], now_us: int | None) -> None:
         if now_us is not None:
@@ -219,6 +226,10 @@ class BaseStorage(abc.ABC):
 
         A hint: it may return early. With nothing named, any change wakes.
         """
+        # Only an open store hears the bell of other processes, and the very first wait has to hear it too.
+        await self.open()
+        if self.longest_wait_s is not None:
+            timeout = self.longest_wait_s if timeout is None else min(timeout, self.longest_wait_s)
         await self.waiters.wait(queues, tasks, events, timeout, after)
 
     # -- upkeep ------------------------------------------------------------------------------------
@@ -231,25 +242,34 @@ class BaseStorage(abc.ABC):
         queues: Sequence[str] | None = None,
         lost_workers: Sequence[str] = (),
     ) -> list[Lease]:
-        """Leases that ran out, or whose worker is lost. Reads only: `policy.after_loss` decides what to apply."""
+        """Returns leases that ran out, or whose worker is lost. Reads only: `policy.after_loss` decides what to apply."""
 
     @abc.abstractmethod
     async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
-        """Finish what was decided but too much for one transaction; how many tasks moved."""
+        """Finish what was decided but too much for one transaction. Returns how many tasks moved."""
+
+    @arguments.checked
+    async def purge(self, retention: Retention, now_us: int | None = None, limit: int = 1000) -> int:
+        """Delete what is past its time, at most about `limit` of each kind. Returns how many things went."""
+        return await self._purge(cut_offs(retention, await self._moment(now_us), limit))
 
     @abc.abstractmethod
-    async def purge(self, retention: Retention, now_us: int | None = None, limit: int = 1000) -> int:
-        """Delete what is past its time, at most about `limit` of each kind; how many things went."""
+    async def _purge(self, cut: CutOffs) -> int:
+        """Delete up to the cut-offs, which `omniq.retention` explains. Returns how many things went."""
+
+    async def _moment(self, now_us: int | None) -> int:
+        """Returns the moment of a call: a given one, or now by the store's own clock."""
+        return self.clock() if now_us is None else now_us
 
     @abc.abstractmethod
     async def promote(self, queue: str, limit: int = 1000, now_us: int | None = None) -> int:
-        """Make due tasks ready now rather than at the next `Reserve`; how many."""
+        """Make due tasks ready now rather than at the next `Reserve`. Returns how many there were."""
 
     async def hold_worker(self, worker: str) -> None:  # noqa: B027 - an optional ability
         """Take a lock that the kernel lets go when this process dies, where the driver can."""
 
     async def release_worker(self, worker: str) -> None:  # noqa: B027
-        """Let go of it in good order."""
+        """Release the lock of `hold_worker`."""
 
     async def lost_workers(self) -> list[str]:
         """Workers on this host whose process died; elsewhere the lease decides."""
@@ -257,7 +277,7 @@ class BaseStorage(abc.ABC):
 
     @abc.abstractmethod
     async def check(self, repair: bool = False) -> list[str]:
-        """What is wrong with the store, one sentence each; with `repair`, counters and lanes are recounted."""
+        """Returns what is wrong with the store, one sentence each. With `repair`, counters and lanes are recounted."""
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Write a copy of the store, as it is at one moment, to a path that is not there yet, while others work on.
@@ -267,17 +287,17 @@ class BaseStorage(abc.ABC):
         raise Invalid(f"{type(self).__name__} has no files to copy: back up what it runs on, by its own means")
 
     async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
-        """Take in tasks of another store as they stand, blockers before what they block; how many were new.
+        """Take in tasks of another store as they stand, blockers before their dependents. Returns how many were new.
 
         A task whose id is there stays as it is. A running one comes back unused, since its holder works elsewhere. A staged one
         is left out, since its run is not here; one that is staged here goes, as when its id is enqueued. An idempotency key
         lives `key_ttl_us` from its task's creation. Writes no events; only with `capabilities.restores`.
         """
-        raise Invalid(f"{type(self).__name__} cannot take in what another store kept")
+        raise Invalid(f"{type(self).__name__} cannot take in the tasks of another store")
 
     async def restore_events(self, rows: Sequence[EventRow]) -> None:
         """Append events of another store, in the order given and with their own times; they get numbers of this store."""
-        raise Invalid(f"{type(self).__name__} cannot take in what another store kept")
+        raise Invalid(f"{type(self).__name__} cannot take in the events of another store")
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -286,7 +306,7 @@ class BaseStorage(abc.ABC):
 
     @abc.abstractmethod
     async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
-        """The results that are there, by task id."""
+        """Returns the results of those tasks that have one, by task id."""
 
     @abc.abstractmethod
     async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page: ...
@@ -319,15 +339,15 @@ class BaseStorage(abc.ABC):
 
     @abc.abstractmethod
     async def run(self, queue: str, run_id: str) -> RunInfo | None:
-        """A staged run, counted by the store; None for one that was never opened or is long over."""
+        """Returns a staged run as the store counts it; None for one that was never opened or is long over."""
 
     @abc.abstractmethod
     async def task_shards(self) -> list[Shard]:
-        """Where the numbers of the kept tasks begin and end, per part of the store that counts on its own."""
+        """Returns the first and last number of the kept tasks, for each part of the store that counts on its own."""
 
     @abc.abstractmethod
     async def task_page(self, shard: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
-        """Tasks by their numbers, after `after` and up to `upto`, oldest first, and the number up to which they are all."""
+        """Returns tasks with numbers after `after` and up to `upto`, oldest first, and the last number that the page covers."""
 
     async def ranges(self, table: str, parts: int) -> list[Range]:
         return await ranges_of(self, table, parts)
@@ -343,7 +363,7 @@ class BaseStorage(abc.ABC):
         return None
 
     async def locate(self, id: str) -> str | None:
-        """The queue that a task is in now."""
+        """Returns the queue that a task is in now; None for an unknown id."""
         task = await self.get(id)
         return None if task is None else task.queue
 
@@ -355,7 +375,7 @@ class BaseStorage(abc.ABC):
 
     @abc.abstractmethod
     async def resume(self, queue: str) -> bool:
-        """Undo `pause`; whether it was paused."""
+        """Undo `pause`. Returns whether the queue was paused."""
 
     @abc.abstractmethod
     async def is_paused(self, queue: str) -> bool: ...
@@ -366,13 +386,14 @@ class BaseStorage(abc.ABC):
     # -- the library's names (tasks, datetimes, no tokens) -----------------------------------------
 
     async def enqueue(self, task: Task) -> str:
-        """Store a task; its id. The same task again changes nothing; another body under its id is `DuplicateId`."""
+        """Store a task, return its id. The same task again changes nothing; another body under its id raises `DuplicateId`."""
         outcome = await self._one(enqueue_of(task, self.serializer), Enqueued)
         return outcome.id
 
     async def dequeue(self, now: datetime) -> Task | None:
         """Lease the next due task of any queue, or None. This storage object remembers the token."""
         at = to_us(now)
+        # No worker's upkeep need be running beside these calls, so whoever asks for a task takes back the lost ones first.
         await self.reclaim(at)
         queues = tuple(await self.queues(fed=True))
         if not queues:
@@ -404,12 +425,12 @@ class BaseStorage(abc.ABC):
         del self._held[task_id]
 
     async def get_result(self, task_id: str) -> TaskResult | None:
-        """The result of a task that has ended, decoded; None before, and for an unknown id."""
+        """Returns the decoded result of a task that has ended; None before, and for an unknown id."""
         stored = (await self.results([task_id])).get(task_id)
         return None if stored is None else result_of(stored, self.serializer)
 
     async def purge_results(self, older_than: datetime) -> int:
-        """Delete results that were stored before `older_than`, and the ended tasks with them; how many results."""
+        """Delete results that were stored before `older_than`, with their ended tasks. Returns how many results there were."""
         return await self._purge_results(to_us(older_than))
 
     @abc.abstractmethod
@@ -470,7 +491,7 @@ class BaseStorage(abc.ABC):
     async def extend_lease(
         self, id: str, token: str, lease: float | timedelta, *, queue: str | None = None, now: datetime | None = None
     ) -> int:
-        """The new end of the lease, in microseconds."""
+        """Returns the new end of the lease, in microseconds."""
         held: dict[str, Any] = {"queue": queue or await self._queue_of(id), "id": id, "token": token}
         return (await self._one(Extend(**held, lease_us=_lease_us(lease)), Extended, _at(now))).lease_until_us
 
@@ -483,11 +504,12 @@ class BaseStorage(abc.ABC):
         lost_workers: Sequence[str] = (),
         limit: int = 1000,
     ) -> int:
-        """Take back leases that ran out or whose worker is lost: read, decide, apply. How many were taken."""
+        """Take back leases that ran out or whose worker is lost: read, decide, apply. Returns the number of them."""
         lost = await self.expired(now_us, limit, queues, lost_workers)
         if not lost:
             return 0
         at = self.clock() if now_us is None else now_us
+        # The random number parts tasks that were lost together: one that kills its worker shall not meet the others again.
         ends = [after_loss(lease, at, random.random()) for lease in lost]  # noqa: S311
         answers = await Sending([(end,) for end in ends], now_us).send(self)
         taken = [not isinstance(answer, Refused) for answer in answers]  # a refusal only means that another was faster
@@ -499,10 +521,7 @@ class BaseStorage(abc.ABC):
     # -- one operation -----------------------------------------------------------------------------
 
     async def _one(self, op: Operation, kind: type[Expected], at: int | None = None) -> Expected:
-        (answer,) = await self.send([(op,)], at)
-        if isinstance(answer, Refused):
-            raise answer
-        return cast(Expected, answer[0])
+        return cast(Expected, (await self.transact((op,), at))[0])
 
     def _holding(self, task_id: str) -> Record:
         held = self._held.get(task_id)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 log = logging.getLogger("omniq.storage")
 
-POLL_S = 0.02
+POLL_S = 0.02  # where there is no inotify: a task of another process waits so long at most
 
 
 class Bell:
@@ -24,17 +24,18 @@ class Bell:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self._own = 0
+        self._own = 0  # rings of this object; the others are those of other processes
         self._heard = self._count()
         self._closing = False
-        self._wanted = threading.Event()
+        self._wanted = threading.Event()  # set while anybody waits: an idle process reads nothing
         self._thread: threading.Thread | None = None
 
     def _count(self) -> int:
         return int.from_bytes(os.pread(self._fd, 8, 0))
 
     def ring(self) -> None:
-        """Never fails, since the commit that it tells of has happened: whoever is not woken looks again by himself."""
+        """Never fails, since the commit that it tells of has happened: whoever is not woken looks again after a while."""
+        # Before the write, since the watcher may read the count at once and take this ring for that of another process.
         self._own += 1
         try:
             os.pwrite(self._fd, ((self._count() + 1) % (1 << 64)).to_bytes(8), 0)  # whatever somebody wrote there
@@ -85,6 +86,7 @@ class Bell:
             from asyncinotify import Inotify, Mask
 
             inotify = Inotify()
+            # `close` changes the time of the file, which wakes its own watcher (ATTRIB) and rings for nobody.
             inotify.add_watch(str(self._path), Mask.MODIFY | Mask.ATTRIB)  # pyright: ignore[reportUnknownMemberType]
         except (ImportError, OSError) as exc:
             log.warning("no inotify (%s): polling for wake-ups every %d ms", exc, POLL_S * 1000)

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from omniq.errors import Refused, RunClosed, StoreError
+from omniq.errors import Refused, RunClosed
 from omniq.models import Record, StoredResult, duration_us
 from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, Outcome, RunInfo, Shard, Stage, StoreInfo
 from omniq.portal import Portal
 from omniq.storage.base import BaseStorage
 from omniq.storage.scanning import BATCH, Range
-from omniq.storage.sending import Repeats
 from omniq.storage.tables import Columns, Condition, columns_of, visible
 
 T = TypeVar("T")
 
 CALL = 5000  # tasks of one call
 LOOK = 1000  # ids of one look
-PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # between the tries of a store that does not answer
 
 
 def open_bulk(url: str, **options: Any) -> Bulk:
@@ -37,7 +34,7 @@ class Bulk:
     def __init__(self, storage: BaseStorage) -> None:
         self.storage = storage
         self._portal = Portal()
-        self._queues: dict[str, str] = {}
+        self._queues: dict[str, str] = {}  # of runs, whose calls go by queue and id
 
     def __enter__(self) -> Self:
         self.call(self.storage.open())
@@ -69,9 +66,9 @@ class Bulk:
         self._queues[run_id] = queue
 
     def stage(self, run_id: str, tasks: Iterable[Enqueue], *, strict: bool = False) -> tuple[int, int]:
-        """Bring tasks in, unseen until the commit; how many were new, and how many were there.
+        """Bring tasks in, unseen until the commit. Returns how many were new, and how many were there already.
 
-        Any number of them: they travel in parts, each of which is staged whole. What raises leaves the parts before it staged.
+        Any number of tasks travel in parts, each staged whole. When a part raises, those before it stay staged.
         """
         queue, size = self._queue(run_id), self.storage.stage_rows
         left = iter(tasks)
@@ -84,15 +81,15 @@ class Bulk:
         return new, there
 
     def commit_run(self, run_id: str) -> RunInfo:
-        """Make all its tasks visible. When this returns they all are; if this process dies, `sweep` goes on with it."""
+        """Make all tasks of a run visible. When this returns they all are; if this process dies, `sweep` goes on with it."""
         return self._settled(CommitRun(queue=self._queue(run_id), run_id=run_id))
 
     def abort_run(self, run_id: str) -> RunInfo:
-        """Forget its tasks."""
+        """Forget the tasks of a run."""
         return self._settled(AbortRun(queue=self._queue(run_id), run_id=run_id))
 
     def run(self, run_id: str) -> RunInfo | None:
-        """A run as the store counts it; None if there is none of this id."""
+        """Returns a run as the store counts it; None if there is none of this id."""
         if run_id in self._queues:
             return self.call(self.storage.run(self._queues[run_id], run_id))
         for queue in self.call(self.storage.queues()):
@@ -111,20 +108,14 @@ class Bulk:
 
     def _settled(self, op: CommitRun | AbortRun) -> RunInfo:
         found: RunInfo = self._do(op)[0]
+        # A large run takes several transactions, between which other callers have their turn.
         while not found.settled:
             found = self._do(op)[0]
         return found
 
     def _do(self, *operations: OnRun) -> list[Any]:
-        """Each in a transaction of its own. All may be repeated, so a store that does not answer is asked for some seconds."""
-        transactions = [(op,) for op in operations]
-        repeats = Repeats(transactions, pauses_s=PAUSES_S, patient=True)
-        while True:
-            try:
-                answers = self.storage.apply_blocking(transactions, repeat=repeats.repeat)
-                break
-            except StoreError as exc:
-                time.sleep(repeats.after(exc))
+        """Send each in a transaction of its own. All may be repeated, so a store that is away is asked for some seconds."""
+        answers = self.storage.send_blocking([(op,) for op in operations], patient=True)
         for answer in answers:
             if isinstance(answer, Refused):
                 raise answer
@@ -133,14 +124,14 @@ class Bulk:
     # -- reading -----------------------------------------------------------------------------------
 
     def records(self, ids: Sequence[str]) -> dict[str, Record]:
-        """Those of these tasks that are there, staged ones excepted."""
+        """Returns the tasks of these ids that exist, staged ones excepted."""
         found: dict[str, Record] = {}
         for start in range(0, len(ids), LOOK):
             found |= self.call(_records(self.storage, ids[start : start + LOOK]))
         return found
 
     def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
-        """The results of those that have ended."""
+        """Returns the results of the tasks that have ended."""
         found: dict[str, StoredResult] = {}
         for start in range(0, len(ids), LOOK):
             found |= self.call(self.storage.results(ids[start : start + LOOK]))

@@ -1,10 +1,11 @@
-"""What `BaseStorage` refuses before any I/O: wrong fields, sizes, and transactions that touch a task twice."""
+"""The checks of `BaseStorage` before any I/O: of fields, of sizes, and for transactions that touch a task twice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from omniq.backoff import parse_backoff
 from omniq.errors import DuplicateTarget, Invalid, InvalidLease, LimitExceeded, TaskIdRequired
 from omniq.models import (
     MAX_AT_ONCE,
@@ -41,18 +42,18 @@ from omniq.operations import (
     Retry,
     Stage,
 )
-from omniq.policy import parse_backoff
 
 Transaction = Sequence[Operation]
 
 MAX_PROGRESS = 4 * 1024
 MIN_TOKEN = 24  # hex digits of 96 bits
+# The wire contract's bound: there the key is part of the names of keys, in braces.
 MAX_FAN_IN_KEY = 128
 
 
 def check_transactions(transactions: Sequence[Transaction], limits: Capabilities) -> None:
     """Raise `Invalid` for the first operation that no store could take."""
-    good_queues: set[str] = set()
+    good_queues: set[str] = set()  # looked at already: the tasks of a large call mostly share a queue
     for transaction in transactions:
         if len(transaction) == 1:
             _check(transaction[0], limits, good_queues)
@@ -74,6 +75,7 @@ def _check_combined(transaction: Transaction, limits: Capabilities, good_queues:
             raise Invalid(f"{type(op).__name__} stands alone in its transaction")
         _check(op, limits, good_queues)
         assert isinstance(op, Enqueue | OnTask)
+        # All checks come before the first write, so the second one would be checked against what the first is about to change.
         if op.id in targets:
             kinds = f"{type(targets[op.id]).__name__} and {type(op).__name__}"
             raise DuplicateTarget(f"task {op.id!r} appears twice in one transaction ({kinds}); send two transactions")
@@ -108,6 +110,7 @@ def _check(op: Operation, limits: Capabilities, good_queues: set[str]) -> None:
 
 
 def _check_ack(op: Ack, limits: Capabilities) -> None:
+    # UTF-8 cannot hold half characters, which ASCII does not have: only other texts have to be encoded to find out.
     if not (op.token.isascii() and op.encoding.isascii()):
         _check_texts(op, "token", "encoding")
     if op.result is not None and len(op.result) > limits.max_payload:
@@ -151,6 +154,7 @@ def _check_enqueue(op: Enqueue, limits: Capabilities, good_queues: set[str]) -> 
         _at_most_one(op, "delay_us", "eta_us")
     if not (0 <= op.max_attempts <= MAX_COUNT and 0 <= op.group_limit <= MAX_COUNT):
         _check_counts(op, "max_attempts", "group_limit")
+    # Compared here, since every enqueue passes: a function is called only for its error.
     timeout, lease, interval, ttl = op.timeout_us, op.lease_us, op.interval_us, op.result_ttl_us
     if timeout is not None and not 0 < timeout <= MAX_DURATION_US:
         _check_duration(timeout, "timeout")
@@ -164,6 +168,7 @@ def _check_enqueue(op: Enqueue, limits: Capabilities, good_queues: set[str]) -> 
         _check_duration(op.key_ttl_us, "key_ttl")
     if not (op.encoding.isascii() and op.origin.isascii() and op.fingerprint.isascii()):
         _check_texts(op, "encoding", "origin", "fingerprint")
+    # Read once here: every later reader of the task may rely on it.
     if op.backoff:
         parse_backoff(op.backoff)
     if op.headers is not None:
@@ -261,7 +266,7 @@ def _check_headers(headers: dict[str, str]) -> None:
 
 def _check_lease(us: int | None) -> None:
     if us is not None and not 0 < us <= MAX_DURATION_US:
-        raise InvalidLease(f"a lease of {us} µs: it must last longer than nothing, and at most {MAX_DURATION_US} µs")
+        raise InvalidLease(f"a lease of {us} µs: it must be longer than 0 µs and at most {MAX_DURATION_US} µs")
 
 
 def _check_duration(us: int, what: str, least: int = 1) -> None:

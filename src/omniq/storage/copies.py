@@ -21,6 +21,7 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], None]) -> 
     _remove(part)  # of a backup that was cut short
     try:
         write(part)
+        # Synced before it gets its name: after a power cut, what has the name is whole.
         for file in (part, *part.rglob("*")):
             if not file.is_symlink():
                 _sync(file)
@@ -32,11 +33,12 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], None]) -> 
 
 
 def copy_database(connection: sqlite3.Connection, path: Path) -> None:
+    # One snapshot, while others write. A copy of the file would miss what is still in the log beside it.
     connection.execute("VACUUM INTO ?", (str(path),))
 
 
 def copy_folder(source: str, path: Path) -> None:
-    """All but the locks, which say who works on the original, and what cannot be copied, like a pipe that was put aside."""
+    """Copy all but the locks, which say who works on the original, and special files, such as a pipe that was put aside."""
     top = os.path.abspath(source)
     if Path(top) in path.parents:
         raise Invalid(f"{path.parent} is inside the store: name a place outside of {top} for the backup")

@@ -25,6 +25,7 @@ def decode_cursor(cursor: str | None) -> int | None:
         return None
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+        # `isdigit` alone takes digits of other scripts, and numbers from 2^63 on are too large for SQLite.
         if not text.startswith("s") or not text[1:].isascii() or not text[1:].isdigit() or int(text[1:]) >= 1 << 63:
             raise ValueError(text)
         return int(text[1:])

@@ -1,7 +1,8 @@
-"""Which machine is this, and is a path on a file system of another one, where locks and memory maps cannot be trusted?"""
+"""Tells network file systems, whose locks and memory maps cannot be trusted; and one file, or one boot, from another."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -48,14 +49,25 @@ def network_fs(path: Path, mountinfo: str | None = None) -> str | None:
         left, dash, right = line.partition(" - ")
         if not dash:
             continue
+        # The kernel writes a blank in a path as \040.
         mount = Path(left.split(" ")[4].replace("\\040", " "))
+        # Of two mounts on the same place the later one hides the other, hence >=.
         if target.is_relative_to(mount) and len(mount.parts) >= best:
             best, kind = len(mount.parts), right.split(" ")[0]
     return kind if kind in _NETWORK else None
 
 
+def identity(path: str | None) -> tuple[int, int] | None:
+    """Returns what tells a file or folder from one that was put in its place later; None where there is none."""
+    try:
+        found = None if path is None else os.stat(path)
+    except OSError:
+        return None
+    return None if found is None else (found.st_dev, found.st_ino)
+
+
 def boot_id() -> str:
-    """What names the time since this machine was started: whatever was written since then is still in its memory."""
+    """Returns the name of the time since this machine was started. What was written since then is still in its memory."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -15,7 +15,7 @@ from omniq.storage.tables import Attempt, Columns, Condition, Thing, batch_of, v
 if TYPE_CHECKING:
     from omniq.storage.base import BaseStorage
 
-BATCH = 10_000
+BATCH = 10_000  # rows; Spark spends less on many rows in few batches
 _ENDS = frozenset({"succeeded", "retried", "failed", "expired", "released", "cancelled"})
 _data = msgspec.json.Decoder(dict[str, Any])
 
@@ -44,6 +44,7 @@ async def ranges_of(storage: BaseStorage, table: str, parts: int) -> list[Range]
 def split(table: str, shards: Sequence[Shard], parts: int) -> list[Range]:
     """Cut stretches of numbers into about `parts` ranges of equal length."""
     whole = sum(max(shard.last - shard.first + 1, 0) for shard in shards)
+    # Of numbers and not of rows, so that nothing has to be counted; numbers of deleted tasks make a range lighter.
     step = max(-(-whole // max(parts, 1)), 1)
     return [
         Range(table, shard.name, after, min(after + step, shard.last))
@@ -88,6 +89,7 @@ async def _attempts(storage: BaseStorage, range: Range, rows: int) -> AsyncItera
     async for page in _events(storage, range, rows):
         ended: list[Attempt] = []
         for event in page:
+            # Not `hash`, which differs between processes: the parts may be read by several.
             if zlib.crc32(event.task_id.encode()) % range.parts != range.part:
                 continue
             if event.event == "started":
@@ -97,6 +99,7 @@ async def _attempts(storage: BaseStorage, range: Range, rows: int) -> AsyncItera
                 if attempt is not None:
                     ended.append(_ended(attempt, event))
         yield ended
+    # A run that goes on is an attempt without an end.
     yield list(open_ones.values())
 
 

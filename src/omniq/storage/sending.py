@@ -1,16 +1,18 @@
 """How a call reaches its end: what stayed without an answer is sent again, and what cannot be sent costs only itself.
 
-`Repeats` is for whoever waits for one call: every door. `Sending` is for whoever gathers the transactions of many into one
-call, and holds on to them until each has its answer: workers, consumers, the server.
+`Repeats` says when a call is sent again and when it is given up; `until_answered` does so, and every door asks it through
+`BaseStorage.send`. `Sending` is for callers that gather the transactions of many into one call, and hold on to them until
+each has its answer: workers, consumers, heartbeats, the server.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from omniq.errors import (
     DriverClosed,
@@ -47,59 +49,68 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniq.storage")
 
-PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+T = TypeVar("T")
+
+# The pauses before a store that failed is asked again. Short at first, since most failures are a lost connection or a failover;
+# the last one is for as long as it takes.
+PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 REPEAT_FOR_S = 5.0  # no repeat begins later; the last one may take as long as the store lets it
 UNANSWERED = 3  # times in a row that a call breaks its connection before halves of it are tried
 UNANSWERED_ALONE = 10  # and before a single transaction is given up: its run may have succeeded
 
+Step = tuple[Sequence[Transaction], bool]  # a call to be made, and whether it is a repeat
+
+
+def pause_s(failures: int) -> float:
+    """The pause after so many failures in a row."""
+    return PAUSES_S[min(failures, len(PAUSES_S)) - 1]
+
 
 class Repeats:
-    """What follows a call that stayed without an answer: pauses and repeats, and in the end an error that says what is known.
+    """The repeats of a call that stayed without an answer: their pauses, and in the end an error that says what is known.
 
     With `patient`, a store that was away from the beginning is asked again too. `advice` is for callers who know no ids.
     """
+
+    __slots__ = ("_advice", "_for_s", "_patient", "_sent", "_transactions", "_unknown", "_until")
 
     def __init__(
         self,
         transactions: Sequence[Transaction],
         *,
-        pauses_s: Sequence[float] | None = None,
+        for_s: float = REPEAT_FOR_S,
         patient: bool = False,
         advice: str = "",
     ) -> None:
         self._transactions, self._patient, self._advice = transactions, patient, advice
-        self._pauses = iter(PAUSES_S if pauses_s is None else pauses_s)
+        self._for_s = math.inf if patient else for_s
         self._until: float | None = None
-        self._unknown: OutcomeUnknown | None = None
-        self.sent = 0
-
-    @property
-    def unknown(self) -> bool:
-        """Whether the call may have been carried out."""
-        return self._unknown is not None
+        self._unknown: OutcomeUnknown | None = None  # set when the call may have been carried out
+        self._sent = 0
 
     @property
     def repeat(self) -> bool:
-        """What `apply` is told. A lease may simply be extended twice: that it was lost must not be read as done."""
-        return self.unknown and not any(isinstance(op, Extend) for t in self._transactions for op in t)
+        """Whether `apply` hears of a repeat. Not of an `Extend`: it may be done twice, and a lost lease must be told."""
+        return self._unknown is not None and not any(isinstance(op, Extend) for t in self._transactions for op in t)
 
     def after(self, exc: StoreError) -> float:
-        """How many seconds to wait before the same call is sent again; raises when it is over."""
-        self.sent += 1
+        """Returns the seconds to wait before the same call is sent again. Raises when there is no repeat left."""
+        self._sent += 1
         if isinstance(exc, OutcomeUnknown):
             self._unknown = exc
         elif self._unknown is None and not (self._patient and isinstance(exc, StoreUnavailable)):
             raise exc
         if self._until is None:
-            self._until = time.monotonic() + (math.inf if self._patient else REPEAT_FOR_S)
-        pause = None if isinstance(exc, DriverClosed) else next(self._pauses, None)
-        if pause is not None and time.monotonic() + pause < self._until:
+            self._until = time.monotonic() + self._for_s
+        pause = pause_s(self._sent)
+        over = self._sent > len(PAUSES_S) or time.monotonic() + pause >= self._until
+        if not over and not isinstance(exc, DriverClosed):
             return pause
         if self._unknown is None:
             raise exc
         last = "" if isinstance(exc, OutcomeUnknown) else f", then: {exc}"
         raise OutcomeUnknown(
-            f"{self._unknown} (sent {self.sent} times{last}). It may have been carried out or not; "
+            f"{self._unknown} (sent {self._sent} times{last}). It may have been carried out or not; "
             f"{self._advice or self._next_step()}"
         ) from exc
 
@@ -114,13 +125,34 @@ class Repeats:
 
     def read(self, answers: list[Result]) -> list[Result]:
         """The answers; a refusal that only says that the first call was carried out is read as that."""
-        if not self.unknown:
+        if self._unknown is None:
             return answers
         return [_done_before(t, a) if isinstance(a, Refused) else a for t, a in zip(self._transactions, answers, strict=True)]
 
 
+async def until_answered(call: Callable[[bool], Awaitable[T]], repeats: Repeats) -> T:
+    """The answer to `call(repeat)`, which is made again as `repeats` says."""
+    while True:
+        try:
+            return await call(repeats.repeat)
+        except StoreError as exc:
+            pause = repeats.after(exc)
+        await asyncio.sleep(pause)
+
+
+def until_answered_blocking(call: Callable[[bool], T], repeats: Repeats) -> T:
+    """`until_answered` from any thread."""
+    while True:
+        try:
+            return call(repeats.repeat)
+        except StoreError as exc:
+            pause = repeats.after(exc)
+        time.sleep(pause)
+
+
 def _done_before(transaction: Transaction, refusal: Refused) -> Result:
     done: Outcome
+    # By then the task is gone, or no longer dead: the store cannot tell the repeat from the call of somebody else.
     if isinstance(refusal, TaskNotFound) and all(isinstance(op, Remove) for op in transaction):
         done = Removed()
     elif isinstance(refusal, NotDead) and all(isinstance(op, Requeue) for op in transaction):
@@ -142,7 +174,7 @@ class Unsendable(Refused):
         return TaskError.of(self.__cause__ or self)
 
     def instead(self, op: Operation) -> Fail | None:
-        """How a run ends whose own end cannot be sent; None where its lease has to run out."""
+        """Returns another end for a run whose own end cannot be sent; None where its lease has to run out."""
         if not isinstance(op, Ack | Retry | Fail):
             return None
         again_us = None if isinstance(op, Retry) else op.again_us
@@ -167,49 +199,54 @@ class Sending:
         self._unanswered = 0  # in a row
 
     async def send(self, storage: BaseStorage) -> list[Result]:
-        works = False
-        while self._parts:
-            part, repeat = self._parts[0]
-            try:
-                answers = await storage.apply(self._of(part), self._now_us, repeat=repeat)
-            except BaseException as exc:
-                if self._leaves_out(exc, storage):
-                    continue
-                self._must_be_its_own(exc, storage)
-                if isinstance(exc, OutcomeUnknown) or (isinstance(exc, StoreError) and not works):
-                    probe = self._probe(exc)
-                    try:
-                        await storage.apply([probe])
-                    except Exception:
-                        raise exc from None
-                    works = True
-                self._split(exc)
-            else:
-                self._answered(answers)
-        return cast("list[Result]", self._answers)
+        steps = self._steps(storage)
+        try:
+            transactions, repeat = next(steps)
+            while True:
+                try:
+                    answers = await storage.apply(transactions, self._now_us, repeat=repeat)
+                except BaseException as exc:
+                    transactions, repeat = steps.throw(exc)
+                else:
+                    transactions, repeat = steps.send(answers)
+        except StopIteration:
+            return cast("list[Result]", self._answers)
 
     def send_blocking(self, storage: BaseStorage) -> list[Result]:
         """`send` from any thread."""
-        works = False
+        steps = self._steps(storage)
+        try:
+            transactions, repeat = next(steps)
+            while True:
+                try:
+                    answers = storage.apply_blocking(transactions, self._now_us, repeat=repeat)
+                except BaseException as exc:
+                    transactions, repeat = steps.throw(exc)
+                else:
+                    transactions, repeat = steps.send(answers)
+        except StopIteration:
+            return cast("list[Result]", self._answers)
+
+    def _steps(self, storage: BaseStorage) -> Generator[Step, list[Result], None]:
+        """The calls to be made, one after the other; each is told its answers, or the error in their place."""
+        works = False  # the store has answered a small call, so an error is about the transactions
         while self._parts:
             part, repeat = self._parts[0]
             try:
-                answers = storage.apply_blocking(self._of(part), self._now_us, repeat=repeat)
+                answers = yield self._of(part), repeat
             except BaseException as exc:
+                # First of all, also after an interrupt: whoever calls again sends this part as the repeat that it may be.
+                self._parts[0] = part, repeat or _may_have_happened(exc)
                 if self._leaves_out(exc, storage):
                     continue
-                self._must_be_its_own(exc, storage)
+                if self._is_of_the_store(exc, storage):
+                    raise
                 if isinstance(exc, OutcomeUnknown) or (isinstance(exc, StoreError) and not works):
-                    probe = self._probe(exc)
-                    try:
-                        storage.apply_blocking([probe])
-                    except Exception:
-                        raise exc from None
+                    yield from self._probe(exc)
                     works = True
                 self._split(exc)
             else:
                 self._answered(answers)
-        return cast("list[Result]", self._answers)
 
     def _of(self, part: Sequence[int]) -> Sequence[Transaction]:
         whole = len(part) == len(self.transactions)
@@ -222,7 +259,7 @@ class Sending:
             self._answers[n] = answer
 
     def _leaves_out(self, exc: BaseException, storage: BaseStorage) -> bool:
-        """Whether a server is full that takes the part without its new tasks. A full disk takes nothing: that is waited for."""
+        """Whether the server is full but takes the part without its new tasks. A full disk takes nothing, so callers wait."""
         full = exc if isinstance(exc, StoreFull) else exc.__cause__
         if not isinstance(full, StoreFull) or storage.capabilities.local:
             return False
@@ -230,7 +267,8 @@ class Sending:
         new = [n for n in part if any(isinstance(op, Enqueue | Stage) for op in self.transactions[n])]
         if not new:
             return False
-        if full is not exc:  # one node of a cluster is full, others did their share: each is asked alone
+        # One node of a cluster is full and others did their share: each transaction is asked alone.
+        if full is not exc:
             self._parts[:1] = [([n], True) for n in part]
             return True
         for n in new:
@@ -240,31 +278,33 @@ class Sending:
         log.error("new tasks of %d transactions are refused: %s", len(new), full)
         return True
 
-    def _must_be_its_own(self, exc: BaseException, storage: BaseStorage) -> None:
-        """Raise what says nothing of the transactions: the store is away, or somebody interrupted this."""
-        part, repeat = self._parts[0]
-        of_the_store = isinstance(exc, StoreError) and type(exc) is not StoreError
-        nothing_happened = isinstance(exc, Invalid) or (of_the_store and not isinstance(exc, OutcomeUnknown))
-        self._parts[0] = part, repeat or not nothing_happened
-        if of_the_store or not isinstance(exc, Exception):
-            broke_off = isinstance(exc, OutcomeUnknown) and not isinstance(exc.__cause__, StoreError | TimeoutError)
-            self._unanswered = self._unanswered + 1 if broke_off and not storage.capabilities.local else 0
-            if self._unanswered < self._patience(part):
-                raise exc
+    def _is_of_the_store(self, exc: BaseException, storage: BaseStorage) -> bool:
+        """Whether an error is not about the transactions: the store is away, or somebody interrupted the call."""
+        if isinstance(exc, Exception) and (type(exc) is StoreError or not isinstance(exc, StoreError)):
+            return False
+        # Redis closes the connection on a call of over 512 MB, mostly before its answer can be read. A timeout, a node that is
+        # away and a disk say nothing of the size of a call.
+        broke_off = isinstance(exc, OutcomeUnknown) and not isinstance(exc.__cause__, StoreError | TimeoutError)
+        self._unanswered = self._unanswered + 1 if broke_off and not storage.capabilities.local else 0
+        return self._unanswered < self._patience(self._parts[0][0])
 
     def _patience(self, part: Sequence[int]) -> float:
-        """How often a part may stay without an answer. What a lost `Reserve` has leased only its repeat can tell."""
+        """Returns how often a part may stay unanswered. Only its repeat can tell what a lost `Reserve` has leased."""
         if len(part) > 1:
             return UNANSWERED
         return math.inf if isinstance(self.transactions[part[0]][0], Reserve) else UNANSWERED_ALONE
 
-    def _probe(self, exc: StoreError) -> Transaction:
-        """A transaction that finds nothing: if that fails too, it is the store."""
-        for op in (op for n in self._parts[0][0] for op in self.transactions[n]):
-            queue = op.queues[0] if isinstance(op, Reserve) else getattr(op, "queue", None)
-            if queue is not None:
-                return (Extend(queue=queue, id=new_id(), token=new_token()),)
-        raise exc
+    def _probe(self, exc: StoreError) -> Generator[Step, list[Result], None]:
+        """A call that finds nothing: if that fails too, it is the store."""
+        operations = [op for n in self._parts[0][0] for op in self.transactions[n]]
+        queue = next(filter(None, map(_queue_of, operations)), None)
+        if queue is None:
+            raise exc
+        try:
+            # Refused by every store, since nobody has such a task: it writes nothing and needs no room.
+            yield [(Extend(queue=queue, id=new_id(), token=new_token()),)], False
+        except Exception:
+            raise exc from None
 
     def _split(self, exc: BaseException) -> None:
         part, repeat = self._parts[0]
@@ -277,3 +317,14 @@ class Sending:
         else:
             middle = len(part) // 2
             self._parts[:1] = [(part[:middle], repeat), (part[middle:], repeat)]
+
+
+def _may_have_happened(exc: BaseException) -> bool:
+    """Whether some of the call may have been carried out. Only a call that was refused as a whole certainly was not."""
+    if isinstance(exc, StoreError):
+        return type(exc) is StoreError or isinstance(exc, OutcomeUnknown)
+    return not isinstance(exc, Invalid)
+
+
+def _queue_of(op: Operation) -> str | None:
+    return op.queues[0] if isinstance(op, Reserve) else getattr(op, "queue", None)

@@ -48,7 +48,7 @@ class Attempt(msgspec.Struct, kw_only=True):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """What a row must meet: `Condition("queue", "=", "mail")`. Of nothing (None) nothing is true but `null`."""
+    """A condition on a column: `Condition("queue", "=", "mail")`. A missing value (None) meets no test but `null`."""
 
     column: str
     test: Test
@@ -85,18 +85,18 @@ _TASKS = (
     Column("name", "string", lambda t: t.name, "the function, `module:name`, or the name that a job was published under"),
     Column("group_id", "string", lambda t: t.group, "its group, if it has one"),
     Column("status", "string", lambda t: t.status.value, "PENDING, RUNNING, SUCCESS, FAILED, RETRYING or CANCELLED"),
-    Column("attempts", "int", lambda t: t.attempts, "how often it was started"),
-    Column("max_attempts", "int", lambda t: t.max_attempts, "how often it may be started; 0 or less: as the worker says"),
+    Column("attempts", "int", lambda t: t.attempts, "number of its starts"),
+    Column("max_attempts", "int", lambda t: t.max_attempts, "largest number of starts; 0 or less: the worker's setting"),
     Column("created_at", "timestamp", lambda t: t.created_at_us, "when it was enqueued"),
-    Column("due_at", "timestamp", lambda t: t.due_us, "from when on it may run"),
+    Column("due_at", "timestamp", lambda t: t.due_us, "earliest time at which it may run"),
     Column("started_at", "timestamp", lambda t: t.started_at_us, "when its last run began"),
     Column("finished_at", "timestamp", lambda t: t.finished_at_us, "when it ended"),
-    Column("worker", "string", lambda t: t.worker, "who holds or last held it"),
+    Column("worker", "string", lambda t: t.worker, "the worker that holds or last held it"),
     Column("error_type", "string", lambda t: _kind(t.last_error), "the kind of its last error"),
     Column("error", "string", lambda t: _text(t.last_error), "the text of its last error"),
     Column("run_id", "string", lambda t: t.run_id, "the staged run that brought it, if one did"),
     Column("idempotency_key", "string", lambda t: t.idempotency_key, "the key under which it was enqueued once"),
-    Column("origin", "string", lambda t: t.origin, "who enqueued it, if not this library"),
+    Column("origin", "string", lambda t: t.origin, "the program that enqueued it, if not this library"),
     Column("seq", "long", lambda t: t.seq, "its number in the store; never changes"),
     Column("encoding", "string", lambda t: t.encoding, "how `payload` is encoded"),
     Column("payload", "binary", lambda t: t.payload, "the encoded arguments"),
@@ -112,12 +112,12 @@ _EVENTS = (
     Column("queue", "string", lambda e: e.queue, "its queue then"),
     Column("name", "string", lambda e: e.name, "its function"),
     Column("group_id", "string", lambda e: e.group, "its group, if it has one"),
-    Column("attempt", "int", lambda e: e.attempt, "how often it had been started"),
-    Column("worker", "string", lambda e: e.worker, "who held it"),
+    Column("attempt", "int", lambda e: e.attempt, "number of its starts so far"),
+    Column("worker", "string", lambda e: e.worker, "the worker that held it"),
     Column("enqueued_at", "timestamp", lambda e: e.enqueued_at_us, "when the task was enqueued"),
-    Column("due_at", "timestamp", lambda e: e.due_us, "from when on it may run, after the event"),
+    Column("due_at", "timestamp", lambda e: e.due_us, "earliest time at which it may run, after the event"),
     Column("status", "string", lambda e: status_of(e.state, e.attempt).value, "its status after the event"),
-    Column("data", "string", lambda e: None if e.data is None else e.data.decode(), "what belongs to the event, as JSON"),
+    Column("data", "string", lambda e: None if e.data is None else e.data.decode(), "data of the event, as JSON"),
 )
 
 _ATTEMPTS = (
@@ -126,13 +126,13 @@ _ATTEMPTS = (
     Column("name", "string", lambda a: a.name, "its function"),
     Column("group_id", "string", lambda a: a.group, "its group, if it has one"),
     Column("attempt", "int", lambda a: a.attempt, "1 for the first run"),
-    Column("worker", "string", lambda a: a.worker, "who ran it"),
+    Column("worker", "string", lambda a: a.worker, "the worker that ran it"),
     Column("enqueued_at", "timestamp", lambda a: a.enqueued_at_us, "when the task was enqueued"),
-    Column("due_at", "timestamp", lambda a: a.due_us, "from when on this run might begin"),
+    Column("due_at", "timestamp", lambda a: a.due_us, "earliest time at which this run could begin"),
     Column("started_at", "timestamp", lambda a: a.started_at_us, "when it began"),
     Column("finished_at", "timestamp", lambda a: a.finished_at_us, "when it ended; null while it runs"),
     Column("outcome", "string", lambda a: a.outcome, "succeeded, retried, failed, expired, released, cancelled or running"),
-    Column("run_us", "long", lambda a: a.run_us, "how long the function ran, in microseconds, where the worker said so"),
+    Column("run_us", "long", lambda a: a.run_us, "time of the function in microseconds, where the worker reported it"),
     Column("error_type", "string", lambda a: a.error_type, "the kind of the error that ended it"),
     Column("error", "string", lambda a: a.error, "the text of that error"),
 )
@@ -140,7 +140,7 @@ _ATTEMPTS = (
 _RESULTS = (
     Column("task_id", "string", lambda r: r.task_id, "the task"),
     Column("status", "string", lambda r: status_of(r.state, r.attempts).value, "SUCCESS, FAILED or CANCELLED"),
-    Column("attempts", "int", lambda r: r.attempts, "how often it was started"),
+    Column("attempts", "int", lambda r: r.attempts, "number of its starts"),
     Column("started_at", "timestamp", lambda r: r.started_at_us, "when its last run began"),
     Column("finished_at", "timestamp", lambda r: r.finished_at_us, "when it ended"),
     Column("error_type", "string", lambda r: _kind(r.error), "the kind of the error"),
@@ -152,23 +152,25 @@ _RESULTS = (
 _QUEUES = (
     Column("queue", "string", lambda q: q.queue, "its name"),
     Column("paused", "boolean", lambda q: q.paused, "whether workers are kept from it"),
-    Column("staged", "long", lambda q: q.staged, "staged by runs that are not committed"),
-    Column("blocked", "long", lambda q: q.blocked, "waiting for other tasks"),
-    Column("scheduled", "long", lambda q: q.scheduled, "waiting for their time"),
-    Column("ready", "long", lambda q: q.ready, "waiting for a worker"),
-    Column("running", "long", lambda q: q.running, "held by workers"),
-    Column("done", "long", lambda q: q.done, "ended well and still kept"),
-    Column("dead", "long", lambda q: q.dead, "failed for good"),
-    Column("cancelled", "long", lambda q: q.cancelled, "cancelled and still kept"),
-    Column("oldest_ready_at", "timestamp", lambda q: q.oldest_ready_us, "since when the first of the ready ones may run"),
+    Column("staged", "long", lambda q: q.staged, "tasks staged by runs that are not committed"),
+    Column("blocked", "long", lambda q: q.blocked, "tasks that wait for other tasks"),
+    Column("scheduled", "long", lambda q: q.scheduled, "tasks that wait for their time"),
+    Column("ready", "long", lambda q: q.ready, "tasks that wait for a worker"),
+    Column("running", "long", lambda q: q.running, "tasks held by workers"),
+    Column("done", "long", lambda q: q.done, "tasks that succeeded and are still kept"),
+    Column("dead", "long", lambda q: q.dead, "tasks that failed for good"),
+    Column("cancelled", "long", lambda q: q.cancelled, "tasks that were cancelled and are still kept"),
+    Column(
+        "oldest_ready_at", "timestamp", lambda q: q.oldest_ready_us, "earliest time at which one of the ready tasks could run"
+    ),
 )
 
 _GROUPS = (
     Column("queue", "string", lambda g: g.queue, "the queue"),
     Column("group_id", "string", lambda g: g.group, "the group"),
-    Column("limit", "int", lambda g: g.limit, "how many of its tasks may run at once"),
-    Column("running", "long", lambda g: g.inflight, "how many do"),
-    Column("ready", "long", lambda g: g.ready, "how many wait for a worker"),
+    Column("limit", "int", lambda g: g.limit, "number of its tasks that may run at once"),
+    Column("running", "long", lambda g: g.inflight, "number of its tasks that run"),
+    Column("ready", "long", lambda g: g.ready, "number of its tasks that wait for a worker"),
 )
 
 TABLES: dict[str, tuple[Column, ...]] = {
@@ -183,7 +185,7 @@ Thing = Record | EventRow | Attempt | StoredResult | QueueCounts | GroupInfo
 
 
 def columns_of(table: str, names: Sequence[str] | None = None) -> list[Column]:
-    """The columns of a table in the order asked, or all of them; raises `Invalid` for what there is not."""
+    """The columns of a table in the order asked, or all of them; raises `Invalid` for an unknown name."""
     if table not in TABLES:
         raise Invalid(f"no table {table!r}; there are {', '.join(TABLES)}")
     known = {column.name: column for column in TABLES[table]}
@@ -194,12 +196,12 @@ def columns_of(table: str, names: Sequence[str] | None = None) -> list[Column]:
 
 
 def batch_of(table: str, things: Iterable[Thing], columns: Sequence[str], where: Sequence[Condition]) -> Columns:
-    """The columns of those things that meet every condition."""
+    """Returns the columns of the things that meet every condition."""
     tests = [(condition, columns_of(table, [condition.column])[0].of) for condition in where]
     kept = [thing for thing in things if all(condition.holds(of(thing)) for condition, of in tests)]
     return {column.name: list(map(column.of, kept)) for column in columns_of(table, columns)}
 
 
 def visible(task: Record) -> bool:
-    """A staged task is not there yet for anybody but its run."""
+    """Whether readers see a task: before its run is committed, a staged one is not there for anybody else."""
     return task.state is not State.STAGED

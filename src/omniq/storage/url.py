@@ -1,47 +1,87 @@
-"""One syntax for every store: `memory://`, `sqlite:///relative.db`, `sqlite:////absolute.db`, `file:///absolute/folder`."""
+"""How a URL finds its driver, and how the URLs of our own stores are read.
+
+`memory://`, `sqlite:///relative.db`, `sqlite:////absolute.db`, `file:///absolute/folder`, `redis://host:6379/0`; other packages
+register schemes of their own in the entry point group `omniq.storage`.
+"""
 
 from __future__ import annotations
 
 import importlib
+import operator
 import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from omniq.errors import ConfigError
 
-KNOWN = "memory://, sqlite:///path.db, sqlite:////absolute/path.db, file:///absolute/folder, redis://host:6379/0"
-
-# By name, not by import: drivers import the contract, and the contract finds drivers here.
-DRIVERS = {
+GROUP = "omniq.storage"
+# What pyproject.toml registers in the group; a test compares the two. Our own schemes stand here too, because the metadata of
+# the installed packages cost 30 ms to read, which only a scheme of another package shall pay, and because a source tree on
+# PYTHONPATH has no metadata. By name, not by import: drivers import the contract, and the contract finds drivers here.
+OWN = {
     "memory": "omniq.storage.memory:MemoryStorage",
     "sqlite": "omniq.storage.sqlite.driver:SQLiteStorage",
     "file": "omniq.storage.file.driver:FileStorage",
     "redis": "omniq.storage.redis.driver:RedisStorage",
     "rediss": "omniq.storage.redis.driver:RedisStorage",
 }
+_EXAMPLES = "sqlite:///path.db, sqlite:////absolute/path.db, file:///absolute/folder, redis://host:6379/0"
+
+
+def schemes() -> dict[str, str]:
+    """Returns every registered scheme with the `module:name` of its driver. Another package cannot replace one of our own."""
+    from importlib.metadata import entry_points
+
+    return OWN | {x.name: f"{x.module}:{x.attr}" for x in entry_points(group=GROUP) if x.name not in OWN}
+
+
+def scheme_of(text: str) -> str:
+    """Returns the scheme of a URL; a mere path has none."""
+    return text.partition(":")[0] if ":" in text.partition("/")[0] else ""
+
+
+def backend_of(url: str) -> str:
+    """Returns the first scheme that is registered for the driver of a URL: `redis` for `rediss://host/0`."""
+    driver, table = _registered(url), OWN if scheme_of(url) in OWN else schemes()
+    return next(scheme for scheme, other in table.items() if other == driver)
+
+
+def driver_of(url: str) -> Callable[..., Any]:
+    """Returns the class or function that opens a URL. Raises `ConfigError` if there is none or its import fails."""
+    driver = _registered(url)
+    module, _, name = driver.partition(":")
+    try:
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError) as exc:
+        missing = exc.name if isinstance(exc, ModuleNotFoundError) else module
+        raise ConfigError(
+            f"storage URL {mask(url)!r}: its driver {driver} cannot be imported ({exc}); install what brings {missing!r}"
+        ) from exc
+
+
+def _registered(url: str) -> str:
+    scheme = scheme_of(url)
+    driver = OWN.get(scheme) or schemes().get(scheme)
+    if driver is None:
+        raise ConfigError(f"storage URL {mask(url)!r}: unknown scheme {url.partition(':')[0]!r}; {_advice()}")
+    return driver
 
 
 def open_url(url: str, options: dict[str, Any]) -> Any:
     """Make the storage that a URL names."""
-    scheme = url.partition(":")[0]
-    if scheme not in DRIVERS:
-        raise ConfigError(f"storage URL {mask(url)!r}: unknown scheme {scheme!r}; use one of {KNOWN}")
+    driver = driver_of(url)
     try:
         urlsplit(url)
     except ValueError as exc:
-        raise ConfigError(f"storage URL {mask(url)!r}: {exc}; use one of {KNOWN}") from None
+        raise ConfigError(f"storage URL {mask(url)!r}: {exc}; {_advice()}") from None
     if "\0" in unquote(url):
         raise ConfigError(f"storage URL {mask(url)!r}: a name cannot have a NUL in it")
-    if scheme == "sqlite":
-        given = {"path": sqlite_path(url), **local_options(url)}
-    elif scheme == "file":
-        given = {"base_dir": file_path(url), **local_options(url)}
-    elif scheme == "memory":
-        given = _options(url, set())
-    else:
-        given = {"url": url}
-    module, _, name = DRIVERS[scheme].partition(":")
-    return getattr(importlib.import_module(module), name)(**{**given, **options})
+    return driver(url, **options)
+
+
+def _advice() -> str:
+    return f"write a URL such as {_EXAMPLES}, with one of the registered schemes: {', '.join(sorted(schemes()))}"
 
 
 def sqlite_path(url: str) -> str:
@@ -83,21 +123,21 @@ def file_url(path: str) -> str:
 
 
 def local_options(url: str) -> dict[str, Any]:
-    return _options(url, {"durability", "allow_network_fs"})
-
-
-def _options(url: str, allowed: set[str]) -> dict[str, Any]:
-    query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
-    for key in query.keys() - allowed:
-        raise ConfigError(
-            f"storage URL {mask(url)!r}: unknown option {key!r}" + (f"; known: {', '.join(sorted(allowed))}" if allowed else "")
-        )
-    options: dict[str, Any] = dict(query)
+    options: dict[str, Any] = options_of(url, "durability", "allow_network_fs")
     if "allow_network_fs" in options:
-        word = query["allow_network_fs"].lower()
+        word = options["allow_network_fs"].lower()
         if word not in _WORDS:
             raise ConfigError(f"storage URL {mask(url)!r}: allow_network_fs is true or false, not {word!r}")
         options["allow_network_fs"] = _WORDS[word]
+    return options
+
+
+def options_of(url: str, *known: str) -> dict[str, str]:
+    """Returns the options behind the `?` of a URL. Raises `ConfigError` for one that is not known."""
+    options = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+    for key in options.keys() - set(known):
+        told = f"; known: {', '.join(sorted(known))}" if known else ""
+        raise ConfigError(f"storage URL {mask(url)!r}: unknown option {key!r}{told}")
     return options
 
 

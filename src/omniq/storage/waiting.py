@@ -1,4 +1,4 @@
-"""Who waits for what, inside one process: commits wake exactly those they concern, a bell from outside wakes all."""
+"""Waiting inside one process: a commit wakes exactly those whom it concerns, a bell from outside wakes all."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class Waiters:
     ) -> None:
         waiter = _Waiter(frozenset(queues), frozenset(tasks), events)
         with self._lock:
+            # Under the lock, so that no change comes between this look and the place in the set.
             if after is not None and self.changes != after:
                 return
             self._waiting.add(waiter)
@@ -68,6 +69,7 @@ class Waiters:
             if not self._waiting:
                 return
             woken = [w for w in self._waiting if w.wants(queues, tasks)]
+            # Out of the set now, not when their loops get to it: the next commit need not wake them again.
             self._waiting.difference_update(woken)
         self._wake(woken)
 

@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeVar, cast
 
 from omniq.errors import DriverClosed, OmniQError, OutcomeUnknown
 from omniq.storage.bell import Bell
+from omniq.storage.locks import LOOK_S, Contended, WriteLock
 from omniq.storage.machine.machine import Machine
 from omniq.storage.waiting import Waiters
-from omniq.storage.write_lock import LOOK_S, Contended, WriteLock
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 MAX_WEIGHT = 2000  # operations in one commit, so that no writer holds the store longer than some 50 ms
 
 
-class Request(Generic[S]):
+class WriteRequest(Generic[S]):
     """A piece of work on its way to the writer, and what its caller waits for: a future, or without a loop a lock.
 
     A plain lock, since Ctrl-C in the middle of a `concurrent.futures.Future` can leave it locked for the writer too.
@@ -46,11 +46,11 @@ class Request(Generic[S]):
         if loop is None:
             self._settled = threading.Lock()
             self._settled.acquire()
-        self._claim = threading.Lock()
-        self._begun = False
+        self._claim = threading.Lock()  # who takes it decides: the writer carries the work out, or the watcher gives it up
+        self._begun = False  # the writer has it; a batch that failed is begun anew, request by request
 
     def begin(self) -> bool:
-        """Whether it shall be carried out; False if its caller was told that it is not. To be asked by the writer only."""
+        """Whether to carry it out; False if its caller was told already that nothing was done. Only the writer asks."""
         self._begun = self._begun or self._claim.acquire(blocking=False)
         return self._begun
 
@@ -114,10 +114,10 @@ class Writer(abc.ABC, Generic[S]):
         self.bell: Bell | None = None  # rung for other processes, where there may be any
         self._place = place
         self._waiters = waiters
-        self._requests: queue.SimpleQueue[Request[S] | None] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        self._opened = False
-        self._batch: list[Request[S]] = []
+        self._requests: queue.SimpleQueue[WriteRequest[S] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()  # no request joins any more; those that wait are still carried out
+        self._opened = False  # only between opening and shutting may a caller's own thread carry out its request
+        self._batch: list[WriteRequest[S]] = []  # under way: the watcher of a stuck lock has to tell these callers, too
         self.lock = WriteLock(place, self._give_up)
         self.section = threading.RLock()  # held during a commit, and during a fork
 
@@ -125,10 +125,12 @@ class Writer(abc.ABC, Generic[S]):
         """Open the store in the writer's thread; returns when it is open, raises when it cannot be."""
         _writers.add(self)
         opened: Future[None] = Future()
+        # Daemon: a script that forgets `close` must still be able to end.
         self._thread = threading.Thread(target=self._run, args=(opened,), name="omniq-writer", daemon=True)
         self._thread.start()
         while True:
             try:
+                # Opening takes the write lock too, in a thread whose wait cannot be broken off: this caller looks for itself.
                 return opened.result(LOOK_S)
             except TimeoutError:
                 error = self.lock.stuck()
@@ -149,12 +151,12 @@ class Writer(abc.ABC, Generic[S]):
     def _shut(self) -> None: ...
 
     @abc.abstractmethod
-    def _transact(self, batch: list[Request[S]]) -> Machine:
+    def _transact(self, batch: list[WriteRequest[S]]) -> Machine:
         """Carry out each request's work, commit once, and return the machine that knows whom it concerns."""
 
     @abc.abstractmethod
     def translate(self, exc: BaseException) -> BaseException:
-        """The store's words for a failure of what lies below it."""
+        """Returns the store's error for a failure of the layer below."""
 
     @abc.abstractmethod
     def drop_locks(self) -> None:
@@ -164,13 +166,14 @@ class Writer(abc.ABC, Generic[S]):
 
     async def submit(self, work: Callable[[S], T], ids: Sequence[str] = (), weight: int = 0) -> T:
         """Carry out `work` in the next commit. `ids` are tasks to load together for it, `weight` how many operations it is."""
-        request = Request(work, ids, weight, asyncio.get_running_loop())
+        request = WriteRequest(work, ids, weight, asyncio.get_running_loop())
         self._put(request)
         return await cast("asyncio.Future[T]", request.future)
 
     def submit_blocking(self, work: Callable[[S], T], ids: Sequence[str] = (), weight: int = 0) -> T:
         """The same from any thread. When nobody else writes, the calling thread does, which saves two changes of thread."""
-        request = Request(work, ids, weight, None)
+        request = WriteRequest(work, ids, weight, None)
+        # Only with nothing in the queue: work is carried out in the order in which it came.
         if self._opened and _uninterrupted() and self._requests.empty() and self.section.acquire(blocking=False):
             try:
                 if not self._closed.is_set():
@@ -183,7 +186,7 @@ class Writer(abc.ABC, Generic[S]):
         self._put(request)
         return request.wait()
 
-    def _put(self, request: Request[S]) -> None:
+    def _put(self, request: WriteRequest[S]) -> None:
         if self._closed.is_set():
             raise DriverClosed(f"the storage {self._place} was closed; make a new one")
         self._requests.put(request)
@@ -227,12 +230,13 @@ class Writer(abc.ABC, Generic[S]):
             while (batch := self._next_batch()) is not None:
                 self._carry_out(batch)
         finally:
+            # A caller's own thread may be in the middle of its request; it finds the store open until it is done.
             with self.section:
                 self._opened = False
                 self._shut()
             self._refuse_rest()
 
-    def _next_batch(self) -> list[Request[S]] | None:
+    def _next_batch(self) -> list[WriteRequest[S]] | None:
         first = self._requests.get()
         if first is None:
             return None
@@ -249,7 +253,7 @@ class Writer(abc.ABC, Generic[S]):
             weight += more.weight
         return batch
 
-    def _carry_out(self, batch: list[Request[S]]) -> None:
+    def _carry_out(self, batch: list[WriteRequest[S]]) -> None:
         try:
             with self.section:
                 self._batch = batch
@@ -272,13 +276,14 @@ class Writer(abc.ABC, Generic[S]):
         self._settle([request for request in batch if request.begin()])
 
     @staticmethod
-    def _settle(batch: list[Request[S]]) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[Request[S]]] = defaultdict(list)
+    def _settle(batch: list[WriteRequest[S]]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[WriteRequest[S]]] = defaultdict(list)
         for request in batch:
             if request.loop is None:
                 request.settle()
             else:
                 by_loop[request.loop].append(request)
+        # One wake-up per loop and not per caller: each is a system call.
         for loop, requests in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_settle_all, requests)
@@ -296,11 +301,11 @@ class Writer(abc.ABC, Generic[S]):
                 self._settle([request])
 
 
-def _settle_all(requests: list[Request[Any]]) -> None:
+def _settle_all(requests: list[WriteRequest[Any]]) -> None:
     for request in requests:
         request.settle()
 
 
 def _uninterrupted() -> bool:
-    """Ctrl-C is raised in the main thread, between any two steps; a commit must not be carried out there."""
+    """Whether this thread is safe from Ctrl-C, which is raised in the main one, between any two steps of a commit too."""
     return threading.current_thread() is not threading.main_thread()

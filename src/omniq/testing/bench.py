@@ -12,6 +12,7 @@ from omniq.models import DEFAULT_QUEUE, Blocker, Record, State, StoredResult, Ta
 from omniq.operations import (
     Ack,
     Acked,
+    Beat,
     Cancel,
     Cancelled,
     Enqueue,
@@ -22,6 +23,7 @@ from omniq.operations import (
     Fail,
     Failed,
     Filter,
+    GroupInfo,
     Held,
     OnTask,
     Operation,
@@ -29,16 +31,25 @@ from omniq.operations import (
     QueueCounts,
     Release,
     Released,
+    Remove,
+    Removed,
+    Requeue,
+    Reschedule,
+    Rescheduled,
     Reserve,
     Reserved,
+    Retention,
     Retried,
     Retry,
+    Shard,
+    WorkerInfo,
 )
 from omniq.storage.base import BaseStorage, Result
 from omniq.testing.clock import FakeClock
 
 S = 1_000_000  # one second, in microseconds
 MS = 1_000
+# Several lines, as a traceback has: a store that keeps a task as one line must not break here.
 BOOM = TaskError("Boom", "it broke", "line 1\nline 2")
 
 Target = TypeVar("Target", bound=OnTask)
@@ -46,7 +57,7 @@ Reopen = Callable[[BaseStorage, FakeClock], BaseStorage]
 
 
 def on(kind: type[Target], task: Record, **fields: Any) -> Target:
-    """An operation on a task; a holder's carries the task's token unless another one is given."""
+    """An operation on a task; an operation of a holder carries the task's token unless another token is given."""
     given: dict[str, Any] = {"queue": task.queue, "id": task.id}
     if issubclass(kind, Held):
         given["token"] = task.token
@@ -54,12 +65,12 @@ def on(kind: type[Target], task: Record, **fields: Any) -> Target:
 
 
 class Bench:
-    """One empty storage on a fake clock, with short ways to do what cases do again and again."""
+    """One empty storage on a fake clock, with a short call for each step that many cases share."""
 
     def __init__(self, store: BaseStorage, clock: FakeClock, reopen: Reopen | None = None) -> None:
         self.store = store
         self.clock = clock
-        self.closed = False
+        self.closed = False  # set by cases that close the storage themselves: it cannot be verified afterwards
         self._reopen = reopen
         self._left: list[BaseStorage] = []
         self._made = 0
@@ -77,7 +88,7 @@ class Bench:
         return await self.store.apply(transactions, self.now, repeat=repeat)
 
     async def do(self, *operations: Operation, repeat: bool = False) -> Any:
-        """One transaction; its outcome, or the list of them. A refusal is raised."""
+        """Applies one transaction. Returns the outcome, or a list of outcomes for several operations. Raises a refusal."""
         (answer,) = await self.call(operations, repeat=repeat)
         if isinstance(answer, Refused):
             raise answer
@@ -85,7 +96,7 @@ class Bench:
         return answer[0] if len(operations) == 1 else answer
 
     def new(self, id: str | None = None, **fields: Any) -> Enqueue:
-        """An Enqueue with an id and a name; `after` takes plain ids of the same queue as blockers."""
+        """Returns an `Enqueue` with an id and a name. `after` names blockers by their ids, in the same queue."""
         self._made += 1
         queue = fields.setdefault("queue", DEFAULT_QUEUE)
         after: Iterable[str] = fields.pop("after", ())
@@ -98,8 +109,13 @@ class Bench:
         return cast(Enqueued, await self.do(self.new(id, **fields)))
 
     async def enqueue(self, *ids: str, **fields: Any) -> None:
-        """Several tasks that differ by their id only, a transaction each."""
+        """Enqueues tasks that differ only by their ids, each in a transaction of its own."""
         await self.call(*[(self.new(id, **fields),) for id in ids])
+
+    async def chain(self, *ids: str) -> None:
+        """Enqueues tasks of which each waits for the one before it."""
+        for id, blocker in zip(ids, (None, *ids), strict=False):
+            await self.add(id, after=(blocker,) if blocker else ())
 
     async def reserve(
         self,
@@ -122,11 +138,19 @@ class Bench:
         return [t.id for t in await self.take(limit, *queues)]
 
     async def hold(self, id: str | None = None, *, worker: str = "", **fields: Any) -> Record:
-        """Enqueue a task and lease it: the queue must have nothing else to give."""
+        """Enqueues a task and leases it. The queue must have no other task to give."""
         made = await self.add(id, **fields)
         tasks = await self.take(1, fields.get("queue", DEFAULT_QUEUE), worker=worker)
         assert [t.id for t in tasks] == [made.id]
         return tasks[0]
+
+    async def hold_with_dependents(self, count: int) -> Record:
+        """Leases the task "root", for which the tasks d0, d1 and so on wait."""
+        task = await self.hold("root")
+        for start in range(0, count, 500):
+            await self.do(*[self.new(f"d{n}", after=("root",)) for n in range(start, min(start + 500, count))])
+        assert (await self.counts()).blocked == count
+        return task
 
     async def dead(self, id: str | None = None, **fields: Any) -> Record:
         task = await self.hold(id, **fields)
@@ -151,8 +175,28 @@ class Bench:
     async def cancel(self, id: str, queue: str = DEFAULT_QUEUE, **fields: Any) -> Cancelled:
         return cast(Cancelled, await self.do(Cancel(queue=queue, id=id, **fields)))
 
+    async def requeue(self, id: str, **fields: Any) -> None:
+        await self.do(on(Requeue, await self.get(id), **fields))
+
+    async def reschedule(self, id: str, **fields: Any) -> Rescheduled:
+        return cast(Rescheduled, await self.do(on(Reschedule, await self.get(id), **fields)))
+
+    async def remove(self, id: str) -> Removed:
+        return cast(Removed, await self.do(on(Remove, await self.get(id))))
+
+    async def beat(self, worker: str, *, gone: bool = False, **info: Any) -> None:
+        await self.do(Beat(info=WorkerInfo(worker=worker, **info), gone=gone))
+
     async def reclaim(self) -> int:
         return await self.store.reclaim(self.now)
+
+    async def purge(self, retention: Retention | None = None, *limit: int) -> int:
+        return await self.store.purge(retention or Retention(), self.now, *limit)
+
+    async def sweep(self) -> None:
+        """Sweeps until nothing is left to do: one call moves only so many tasks."""
+        while await self.store.sweep(self.now):
+            pass
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -168,24 +212,37 @@ class Bench:
     async def states(self, *ids: str) -> list[State | None]:
         return [await self.state(i) for i in ids]
 
-    async def result(self, id: str) -> StoredResult | None:
-        return (await self.store.results([id])).get(id)
+    async def has_result(self, id: str) -> bool:
+        return id in await self.store.results([id])
+
+    async def result(self, id: str) -> StoredResult:
+        found = await self.store.results([id])
+        assert id in found, f"task {id!r} has no result"
+        return found[id]
 
     async def counts(self, queue: str = DEFAULT_QUEUE) -> QueueCounts:
         found = {c.queue: c for c in await self.store.counts(self.now)}
         return found.get(queue) or QueueCounts(queue=queue)
 
+    async def groups(self, queue: str = DEFAULT_QUEUE) -> list[GroupInfo]:
+        return (await self.store.groups(queue, None, 500))[0]
+
+    async def shard(self) -> Shard:
+        """Returns the first shard of the event log. It has all events as long as a case uses a single queue."""
+        return (await self.store.event_shards())[0]
+
     async def events(self, id: str) -> list[str]:
         return [e.event for e in await self.store.events_of(id)]
 
     async def last_event(self, id: str) -> tuple[EventRow, dict[str, Any]]:
-        """A task's newest event, and its data as a mapping."""
+        """Returns a task's newest event, and the data of that event as a mapping."""
         row = (await self.store.events_of(id))[-1]
         return row, {} if row.data is None else msgspec.json.decode(row.data)
 
     async def all_events(self) -> list[EventRow]:
-        """Every event of every shard, in each shard's order."""
-        return [e for s in await self.store.event_shards() for e in await self.store.events(s.name, s.first - 1, 1_000_000)]
+        """Returns the events of all shards, each shard in its own order."""
+        shards = await self.store.event_shards()
+        return [e for s in shards for e in await self.store.events(s.name, s.first - 1, 1_000_000)]
 
     async def all_tasks(self, **filter: Any) -> list[Record]:
         tasks: list[Record] = []
@@ -198,47 +255,50 @@ class Bench:
                 return tasks
 
     async def snapshot(self) -> list[Any]:
-        """Everything that can be seen of the store at this moment."""
+        """Returns everything that can be seen of the store at this moment."""
         tasks = await self.all_tasks(states=tuple(State))
         queues = await self.store.queues()
         return [
             tasks,
             await self.store.results([t.id for t in tasks]),
             await self.store.counts(self.now),
-            [await self.store.groups(q, None, 500) for q in queues],
+            [await self.groups(q) for q in queues],
             await self.store.workers(self.now),
+            # The shards with their last numbers stand for the events: a new event moves a number.
             await self.store.event_shards(),
         ]
 
     # -- expecting ---------------------------------------------------------------------------------
 
     async def refused(self, kind: type[Refused], *operations: Operation, repeat: bool = False) -> None:
-        """The transaction must be refused with exactly this error and change nothing at all."""
+        """The store must refuse the transaction with exactly this error, and nothing may change."""
         before = await self.snapshot()
         (answer,) = await self.call(operations, repeat=repeat)
         assert type(answer) is kind, f"{operations!r} answered {answer!r}, not {kind.__name__}"
         assert await self.snapshot() == before, f"a refused {type(operations[0]).__name__} changed something"
 
     async def unchanged(self, *operations: Operation, repeat: bool = False) -> list[Outcome]:
-        """The transaction must be accepted and yet change nothing; its outcomes."""
+        """The store must accept the transaction, and yet nothing may change. Returns the outcomes."""
         before = await self.snapshot()
         (answer,) = await self.call(operations, repeat=repeat)
         assert not isinstance(answer, Refused), f"{operations!r} was refused: {answer!r}"
         assert await self.snapshot() == before, f"a repeated {type(operations[0]).__name__} changed something"
         return answer
 
-    async def invalid(self, kind: type[OmniQError], *operations: Operation) -> None:
-        """The call must raise before anything is sent."""
+    async def invalid(self, kind: type[OmniQError], *operations: Operation, naming: str = "") -> None:
+        """The call must raise before anything is sent. The text of the error must contain `naming`."""
         before = await self.snapshot()
-        await raises(kind, self.call(operations))
+        error = await raises(kind, self.call(operations))
+        assert naming in str(error), f"{error} does not name {naming}"
         assert await self.snapshot() == before
 
     async def verify(self) -> None:
-        """What must hold after every case: the store finds no fault with itself, and its counters are true."""
+        """Checks what must hold after every case: the store finds no fault with itself, and its counters are right."""
         assert await self.store.check() == []
         counted = {c.queue: c for c in await self.store.counts(self.now)}
         seen: dict[tuple[str, str], int] = {}
         for task in await self.all_tasks(states=tuple(State)):
+            # The counters take a scheduled task for ready as soon as it is due; its record changes only at the next Reserve.
             due = task.state is State.SCHEDULED and task.due_us <= self.now
             state = State.READY if due else task.state
             seen[task.queue, state.name.lower()] = seen.get((task.queue, state.name.lower()), 0) + 1
@@ -251,12 +311,12 @@ class Bench:
     # -- life --------------------------------------------------------------------------------------
 
     async def reopen(self, *, close: bool = True) -> None:
-        """Open the same durable store again: after a close, or as another process would while the first one hangs."""
+        """Opens the same durable store again: after a close, or as another process would while the first process hangs."""
         assert self._reopen is not None, "only cases that need 'durable' may reopen"
         if close:
             await self.store.close()
         else:
-            self._left.append(self.store)
+            self._left.append(self.store)  # open until the case ends, as in a process that hangs
         self.store = self._reopen(self.store, self.clock)
 
     async def close(self) -> None:
@@ -265,12 +325,12 @@ class Bench:
             await store.close()
 
 
-async def raises(kind: type[OmniQError], call: Awaitable[object]) -> None:
-    """The call must raise this error, or a kind of it."""
+async def raises(kind: type[OmniQError], call: Awaitable[object]) -> OmniQError:
+    """The call must raise this error, or a kind of it. Returns the error."""
     try:
         await call
-    except kind:
-        return
+    except kind as exc:
+        return exc
     raise AssertionError(f"expected {kind.__name__}, but nothing was raised")
 
 
@@ -280,7 +340,11 @@ Body = Callable[[Bench], Awaitable[None]]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One behaviour. `rules` are numbers of the driver rules and sections (`§5`) of the driver contract."""
+    """One behaviour. `rules` names sections of the driver contract, as `§5`.
+
+    A plain number in `rules` is an item of the checklist of 80 rules that the contract grew from. A test sees to it that no
+    section and no item is without a case.
+    """
 
     name: str
     topic: str
@@ -297,7 +361,7 @@ CASES: dict[str, Case] = {}
 
 
 def case(rules: str, needs: str = "") -> Callable[[Body], Body]:
-    """Register a case. It runs on drivers that have what it `needs`: durable, cross_queue, due_order, own_clock, restores."""
+    """Registers a case. It runs on drivers that have what it `needs`: durable, cross_queue, due_order, own_clock, restores."""
 
     def register(body: Body) -> Body:
         name: str = getattr(body, "__name__", "")

@@ -11,14 +11,14 @@ START_US = 1_704_067_200_000_000  # 2024-01-01 00:00:00 UTC
 
 
 class FakeClock:
-    """Pass it to a storage as `clock=`. Calling it gives microseconds since the epoch.
+    """Pass it to a storage as `clock=`. A call returns microseconds since the epoch.
 
-    It starts at a whole millisecond and should be advanced by whole ones: some stores keep nothing finer.
+    It starts at a whole millisecond. Advance it by whole milliseconds: some stores keep nothing finer.
     """
 
     def __init__(self, start_us: int = START_US) -> None:
         self._now_us = start_us
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # workers run plain functions in threads, which may move the clock too
 
     def __call__(self) -> int:
         return self._now_us
@@ -29,7 +29,7 @@ class FakeClock:
         return from_us(self._now_us)
 
     def advance(self, by: float | timedelta) -> int:
-        """Move on by seconds or a timedelta; the new time in microseconds. Time never goes back: `ValueError`."""
+        """Moves on by seconds or a timedelta and returns the new time in microseconds. Raises `ValueError` for a step back."""
         seconds = by.total_seconds() if isinstance(by, timedelta) else by
         if seconds < 0:
             raise ValueError(f"FakeClock.advance({by!r}): time does not go back")

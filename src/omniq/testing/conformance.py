@@ -1,6 +1,6 @@
-"""The conformance suite: what every storage driver must do, as short cases that run on any of them.
+"""The conformance suite: everything that a storage driver must do, as short cases that run on any driver.
 
-A driver's author writes one factory and runs the suite whole:
+The author of a driver writes one factory and runs the whole suite:
 
     from omniq.testing import conformance
 
@@ -9,9 +9,9 @@ A driver's author writes one factory and runs the suite whole:
 
     test_conformance = conformance.tests(make_storage)
 
-`make_storage(clock)` gives a fresh, empty storage each time. A driver that keeps its tasks after `close` also passes
-`reopen=`, a function that takes a storage and a clock and gives another storage object on the same store. A driver that
-declares less than the others passes `capabilities=`; what it does not promise is then left out.
+`make_storage(clock)` returns a new, empty storage each time. For a driver that keeps its tasks after `close`, pass also
+`reopen=`, a function that takes a storage and a clock and returns another storage object on the same store. For a driver that
+declares less than the full `Capabilities`, pass `capabilities=`; cases that need more are then left out.
 """
 
 from __future__ import annotations
@@ -32,25 +32,24 @@ _CASES_PACKAGE = "omniq.testing.cases"
 
 
 def cases(*, durable: bool = True, capabilities: Capabilities | None = None) -> list[Case]:
-    """The cases that hold for a driver with these abilities; all of them by default."""
+    """Returns the cases that hold for a driver with these abilities. By default a driver has all abilities."""
     _load()
-    has = {"durable"} if durable else set[str]()
-    if capabilities is None or capabilities.cross_queue:
-        has.add("cross_queue")
-    if capabilities is None or capabilities.due_order:
-        has.add("due_order")
-    if capabilities is None or not capabilities.store_clock:
-        has.add("own_clock")
-    if capabilities is None or capabilities.restores:
-        has.add("restores")
-    return [case for case in CASES.values() if has.issuperset(case.needs)]
+    able = capabilities or Capabilities(durability="power", restores=True)
+    has = {
+        "durable": durable,
+        "cross_queue": able.cross_queue,
+        "due_order": able.due_order,
+        "own_clock": not able.store_clock,
+        "restores": able.restores,
+    }
+    return [case for case in CASES.values() if all(has[need] for need in case.needs)]
 
 
 def tests(
     make_storage: Factory, *, reopen: Reopen | None = None, capabilities: Capabilities | None = None
 ) -> Callable[[Case], None]:
-    """A pytest test function with one parameter set per case. It is plain: no plugin for asyncio is needed."""
-    import pytest
+    """Returns a pytest test function with one parameter set per case. It is not async: no plugin for asyncio is needed."""
+    import pytest  # only here, so that `run` works where pytest is not installed
 
     found = cases(durable=reopen is not None, capabilities=capabilities)
 
@@ -64,7 +63,7 @@ def tests(
 def run(
     make_storage: Factory, *, reopen: Reopen | None = None, capabilities: Capabilities | None = None
 ) -> dict[str, Exception]:
-    """The whole suite without pytest: the cases that failed, by name, with what they raised."""
+    """Runs the whole suite without pytest. Returns the errors of the cases that failed, by the names of the cases."""
     failures: dict[str, Exception] = {}
     for case in cases(durable=reopen is not None, capabilities=capabilities):
         try:
@@ -75,7 +74,7 @@ def run(
 
 
 def run_case(case: Case, make_storage: Factory, reopen: Reopen | None = None) -> None:
-    """One case on a storage of its own, which is checked afterwards and closed."""
+    """Runs a case on a storage of its own, then checks that storage and closes it."""
 
     async def whole() -> None:
         clock = FakeClock()
@@ -87,11 +86,13 @@ def run_case(case: Case, make_storage: Factory, reopen: Reopen | None = None) ->
         finally:
             await bench.close()
 
+    # A new event loop for each case, so that nothing of a case that failed reaches the next one.
     asyncio.run(whole())
 
 
 def _load() -> None:
-    """Import the cases; under pytest with its detailed assertion messages."""
+    """Imports the cases, which register themselves."""
+    # Before the import, or else pytest shows a failed assertion of a case without the values that it compared.
     if _CASES_PACKAGE not in sys.modules and "pytest" in sys.modules:
         sys.modules["pytest"].register_assert_rewrite(_CASES_PACKAGE)
     package = importlib.import_module(_CASES_PACKAGE)

@@ -1,45 +1,47 @@
-"""A storage that fails on demand: before it acts, after it acted, or late."""
+"""A storage that fails on demand: it is unavailable, loses an answer, or answers late."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import functools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 from omniq.errors import OutcomeUnknown, StoreUnavailable
-from omniq.models import Record, StoredResult
-from omniq.operations import (
-    KEY_TTL_US,
-    Capabilities,
-    EventRow,
-    Filter,
-    GroupInfo,
-    Lease,
-    Page,
-    QueueCounts,
-    Retention,
-    RunInfo,
-    Saved,
-    Shard,
-    StoreInfo,
-    WorkerInfo,
-)
+from omniq.operations import Capabilities
 from omniq.storage.base import BaseStorage, Result, Transaction
 
+Call = TypeVar("Call", bound=Callable[..., Any])
 Fault = Literal["unavailable", "unknown", "delay", "ok"]
+
+
+def _through(method: Call) -> Call:
+    """Returns a method that passes the call on to the storage inside."""
+
+    @functools.wraps(method, updated=())  # with the method's `__dict__` this one would count as abstract too
+    async def call(self: FaultyStorage, *args: Any, **kwargs: Any) -> Any:
+        return await getattr(self.inner, method.__name__)(*args, **kwargs)
+
+    return cast(Call, call)
+
+
+def _answer(fault: Fault, answers: list[Result]) -> list[Result]:
+    if fault == "unknown":
+        raise OutcomeUnknown("the faulty storage was told to lose its answer")
+    return answers
 
 
 class FaultyStorage(BaseStorage):
     """Wraps another storage. Faults strike `apply` and `apply_blocking`; every other call goes straight through.
 
     `unavailable` raises `StoreUnavailable` and does nothing. `unknown` carries the call out and then raises
-    `OutcomeUnknown`, as when the answer got lost on its way. `delay` waits `delay_s` first. The faults of `script` come
-    first, one per call; then each call fails with the probabilities given, drawn from a generator seeded with `seed`.
-    `done` counts what happened, `ok` included.
+    `OutcomeUnknown`, as if the answer had been lost on its way. `delay` waits for `delay_s` first. The faults of `script`
+    come first, one per call. After them each call fails with the given probabilities, drawn from a generator with the seed
+    `seed`; `odds` has these probabilities and may be changed at any time. `done` counts the calls by their faults; `ok` is a
+    call without fault.
     """
 
     def __init__(
@@ -57,14 +59,15 @@ class FaultyStorage(BaseStorage):
         if min(unavailable, unknown, delay) < 0 or unavailable + unknown + delay > 1:
             raise ValueError("the probabilities of the faults must be positive and add up to 1 at most")
         self.inner = inner
-        self.waiters = inner.waiters
+        self.waiters = inner.waiters  # the storage inside wakes who waits on this one
         self.capabilities: Capabilities = inner.capabilities
         self.script: list[Fault] = list(script)
         self.delay_s = delay_s
         self.done: Counter[Fault] = Counter()
-        self._odds: dict[Fault, float] = {"unavailable": unavailable, "unknown": unknown, "delay": delay}
+        self.odds: dict[Fault, float] = {"unavailable": unavailable, "unknown": unknown, "delay": delay}
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
 
+    # Passed on, because it is the storage inside that reads pages.
     @property
     def scan_limit(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.inner.scan_limit
@@ -80,11 +83,13 @@ class FaultyStorage(BaseStorage):
     def _next(self) -> Fault:
         fault = self.script.pop(0) if self.script else self._draw()
         self.done[fault] += 1
+        if fault == "unavailable":
+            raise StoreUnavailable("the faulty storage was told to be unavailable; nothing happened")
         return fault
 
     def _draw(self) -> Fault:
         left = self._random.random()
-        for fault, odds in self._odds.items():
+        for fault, odds in self.odds.items():
             left -= odds
             if left < 0:
                 return fault
@@ -92,150 +97,59 @@ class FaultyStorage(BaseStorage):
 
     async def _apply(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         fault = self._next()
-        if fault == "unavailable":
-            raise StoreUnavailable("the faulty storage was told to be unavailable; nothing happened")
         if fault == "delay":
             await asyncio.sleep(self.delay_s)
-        answers = await self.inner.apply(transactions, now_us, repeat=repeat)
-        if fault == "unknown":
-            raise OutcomeUnknown("the faulty storage was told to lose its answer")
-        return answers
+        return _answer(fault, await self.inner.apply(transactions, now_us, repeat=repeat))
 
     def _apply_blocking(self, transactions: Sequence[Transaction], now_us: int | None, repeat: bool) -> list[Result]:
         fault = self._next()
-        if fault == "unavailable":
-            raise StoreUnavailable("the faulty storage was told to be unavailable; nothing happened")
         if fault == "delay":
             time.sleep(self.delay_s)
-        answers = self.inner.apply_blocking(transactions, now_us, repeat=repeat)
-        if fault == "unknown":
-            raise OutcomeUnknown("the faulty storage was told to lose its answer")
-        return answers
+        return _answer(fault, self.inner.apply_blocking(transactions, now_us, repeat=repeat))
 
     # -- straight through --------------------------------------------------------------------------
 
-    async def exists(self) -> bool:
-        return await self.inner.exists()
-
-    async def backup(self, path: str | os.PathLike[str]) -> None:
-        await self.inner.backup(path)
-
-    async def restore(self, tasks: Sequence[Saved], key_ttl_us: int = KEY_TTL_US) -> int:
-        return await self.inner.restore(tasks, key_ttl_us)
-
-    async def restore_events(self, rows: Sequence[EventRow]) -> None:
-        await self.inner.restore_events(rows)
-
-    async def run(self, queue: str, run_id: str) -> RunInfo | None:
-        return await self.inner.run(queue, run_id)
-
-    async def task_shards(self) -> list[Shard]:
-        return await self.inner.task_shards()
-
-    async def task_page(self, shard: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
-        return await self.inner.task_page(shard, after, upto, limit)
-
-    async def open(self) -> None:
-        await self.inner.open()
-
-    async def close(self) -> None:
-        await self.inner.close()
-
-    async def allocate_ids(self, n: int) -> int:
-        return await self.inner.allocate_ids(n)
+    # By name and not by `__getattr__`: `BaseStorage` defines these calls already, so that `__getattr__` would never be asked.
 
     @property
     def changes(self) -> int:
         return self.inner.changes
 
-    async def wait(
-        self,
-        queues: Iterable[str] = (),
-        tasks: Iterable[str] = (),
-        events: bool = False,
-        timeout: float | None = None,
-        *,
-        after: int | None = None,
-    ) -> None:
-        await self.inner.wait(queues, tasks, events, timeout, after=after)
-
-    async def expired(
-        self,
-        now_us: int | None = None,
-        limit: int = 1000,
-        queues: Sequence[str] | None = None,
-        lost_workers: Sequence[str] = (),
-    ) -> list[Lease]:
-        return await self.inner.expired(now_us, limit, queues, lost_workers)
-
-    async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
-        return await self.inner.sweep(now_us, limit)
-
-    async def purge(self, retention: Retention, now_us: int | None = None, limit: int = 1000) -> int:
-        return await self.inner.purge(retention, now_us, limit)
-
-    async def promote(self, queue: str, limit: int = 1000, now_us: int | None = None) -> int:
-        return await self.inner.promote(queue, limit, now_us)
-
-    async def hold_worker(self, worker: str) -> None:
-        await self.inner.hold_worker(worker)
-
-    async def release_worker(self, worker: str) -> None:
-        await self.inner.release_worker(worker)
-
-    async def lost_workers(self) -> list[str]:
-        return await self.inner.lost_workers()
-
-    async def check(self, repair: bool = False) -> list[str]:
-        return await self.inner.check(repair)
-
-    async def get(self, id: str, queue: str | None = None) -> Record | None:
-        return await self.inner.get(id, queue)
-
-    async def locate(self, id: str) -> str | None:
-        return await self.inner.locate(id)
-
-    async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
-        return await self.inner.results(ids)
-
-    async def find(self, filter: Filter, cursor: str | None = None, limit: int = 50, newest_first: bool = True) -> Page:
-        return await self.inner.find(filter, cursor, limit, newest_first)
-
-    async def counts(self, now_us: int | None = None) -> list[QueueCounts]:
-        return await self.inner.counts(now_us)
-
-    async def queues(self, fed: bool = False) -> list[str]:
-        return await self.inner.queues(fed)
-
-    async def groups(self, queue: str, cursor: str | None = None, limit: int = 50) -> tuple[list[GroupInfo], str | None]:
-        return await self.inner.groups(queue, cursor, limit)
-
-    async def workers(self, now_us: int | None = None) -> list[WorkerInfo]:
-        return await self.inner.workers(now_us)
-
-    async def info(self) -> StoreInfo:
-        return await self.inner.info()
-
-    async def event_shards(self) -> list[Shard]:
-        return await self.inner.event_shards()
-
-    async def events(self, shard: str = "", after: int = 0, limit: int = 1000, upto: int | None = None) -> list[EventRow]:
-        return await self.inner.events(shard, after, limit, upto)
-
-    async def events_of(self, id: str) -> list[EventRow]:
-        return await self.inner.events_of(id)
-
-    async def pause(self, queue: str) -> None:
-        await self.inner.pause(queue)
-
-    async def resume(self, queue: str) -> bool:
-        return await self.inner.resume(queue)
-
-    async def is_paused(self, queue: str) -> bool:
-        return await self.inner.is_paused(queue)
-
-    async def set_group_limit(self, queue: str, group: str, limit: int) -> None:
-        await self.inner.set_group_limit(queue, group, limit)
-
-    async def _purge_results(self, older_than_us: int) -> int:
-        return await self.inner._purge_results(older_than_us)  # pyright: ignore[reportPrivateUsage]
+    exists = _through(BaseStorage.exists)
+    open = _through(BaseStorage.open)
+    close = _through(BaseStorage.close)
+    allocate_ids = _through(BaseStorage.allocate_ids)
+    wait = _through(BaseStorage.wait)
+    expired = _through(BaseStorage.expired)
+    sweep = _through(BaseStorage.sweep)
+    purge = _through(BaseStorage.purge)
+    promote = _through(BaseStorage.promote)
+    check = _through(BaseStorage.check)
+    backup = _through(BaseStorage.backup)
+    restore = _through(BaseStorage.restore)
+    restore_events = _through(BaseStorage.restore_events)
+    hold_worker = _through(BaseStorage.hold_worker)
+    release_worker = _through(BaseStorage.release_worker)
+    lost_workers = _through(BaseStorage.lost_workers)
+    get = _through(BaseStorage.get)
+    locate = _through(BaseStorage.locate)
+    results = _through(BaseStorage.results)
+    find = _through(BaseStorage.find)
+    counts = _through(BaseStorage.counts)
+    queues = _through(BaseStorage.queues)
+    groups = _through(BaseStorage.groups)
+    workers = _through(BaseStorage.workers)
+    info = _through(BaseStorage.info)
+    run = _through(BaseStorage.run)
+    task_shards = _through(BaseStorage.task_shards)
+    task_page = _through(BaseStorage.task_page)
+    event_shards = _through(BaseStorage.event_shards)
+    events = _through(BaseStorage.events)
+    events_of = _through(BaseStorage.events_of)
+    pause = _through(BaseStorage.pause)
+    resume = _through(BaseStorage.resume)
+    is_paused = _through(BaseStorage.is_paused)
+    set_group_limit = _through(BaseStorage.set_group_limit)
+    # Only because it is abstract: `purge` goes whole to the storage inside.
+    _purge = _through(BaseStorage._purge)  # pyright: ignore[reportPrivateUsage]
+    _purge_results = _through(BaseStorage._purge_results)  # pyright: ignore[reportPrivateUsage]

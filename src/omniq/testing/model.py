@@ -1,7 +1,8 @@
-"""The driver contract as plain dictionaries and lists: slow, small, and what drivers are compared with.
+"""The reference model: the driver contract as plain dictionaries and lists, small and slow, with which drivers are compared.
 
-Written from the contract alone and sharing no code with any driver. It leaves out what only a large store shows
-(cascades over a thousand tasks, purging) and what stands beside the states (events, payloads, workers).
+It was written from the contract alone and shares no code with any driver, so a mistake of the shared state machine does not
+hide in it. Left out are cascades over a thousand tasks and purging, which only a large store shows, and events, payloads and
+workers, which do not change the state of a task.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from omniq.models import State
 
 
 @dataclasses.dataclass
-class Task:
-    """What the contract knows about a task; `waits` are the blockers that have not ended."""
+class ModelTask:
+    """A task of the model."""
 
     op: ops.Enqueue
     queue: str
@@ -31,29 +32,29 @@ class Task:
     token: str | None = None
     lease_until: int = 0
     ended_by: str | None = None
-    cancel: bool = False
-    returned: bool = False
-    place: int = 0
-    waits: set[str] = dataclasses.field(default_factory=set[str])
+    cancel: bool = False  # somebody asked the holder to stop
+    returned: bool = False  # by Release, or by Retry without a time: it comes before tasks that were never leased
+    place: int = 0  # grows with each task that becomes ready: the order of lanes where `due_order` is False
+    waits: set[str] = dataclasses.field(default_factory=set[str])  # the blockers that have not ended
 
 
-class No(Exception):
-    """The transaction is refused with this error."""
+class Refusal(Exception):
+    """Ends a transaction of the model, which is then refused with an error of this kind."""
 
     def __init__(self, kind: type[errors.Refused]) -> None:
         self.kind = kind
 
 
 class Model:
-    """`due_order` False: a lane is in the order of arrival, and an enqueue brings in what fell due before it.
+    """All queues of one store. The mappings `tasks` and `results` have the keys that `key_of` returns.
 
-    `cross_queue` False: what spans queues is refused, and an id is unique within its queue only. `tasks` and `results` are by
-    `key_of` a task.
+    With `due_order` False a lane keeps the order of arrival, and an enqueue first makes those tasks ready that are due already.
+    With `cross_queue` False a transaction that names several queues is refused, and an id is unique only within its queue.
     """
 
     def __init__(self, due_order: bool = True, cross_queue: bool = True) -> None:
         self.due_order, self.cross_queue = due_order, cross_queue
-        self.tasks: dict[str, Task] = {}
+        self.tasks: dict[str, ModelTask] = {}
         self.results: dict[str, State] = {}
         self.keys: dict[tuple[str, str], tuple[str, str, int]] = {}  # task id, fingerprint, end of life
         self.limits: dict[tuple[str, str], int] = {}
@@ -62,41 +63,43 @@ class Model:
         self.paused: set[str] = set()
         self.seq = 0
         self.places = 0
-        self.fan_ins: dict[str, tuple[int, int, dict[str, int]]] = {}  # expected, end of life, what each member was told
+        self.fan_ins: dict[str, tuple[int, int, dict[str, int]]] = {}  # expected, end of life, the answer that each member got
 
-    def run(self, transaction: Sequence[ops.Operation], now: int) -> list[ops.Outcome] | type[errors.Refused]:
-        """Everything but Reserve: all of it, or the error and no change."""
+    def apply(self, transaction: Sequence[ops.Operation], now: int) -> list[ops.Outcome] | type[errors.Refused]:
+        """Applies a transaction without `Reserve`. Returns the outcomes, or the error; after an error nothing has changed."""
         if not self.cross_queue and len({q for op in transaction for q in queues_of(op)}) > 1:
             return errors.CrossQueue
+        # In this transaction: the id of an `Enqueue` whose key was in use, and the task that has the key.
         self.stands_for: dict[str, str] = {}
-        before = copy.deepcopy(self.__dict__)
+        before = copy.deepcopy(self.__dict__)  # dear and simple: no operation of the model has to be undone by hand
         try:
             return [getattr(self, type(op).__name__.lower())(op, now) for op in transaction]
-        except No as no:
+        except Refusal as refusal:
             self.__dict__.update(before)
-            return no.kind
+            return refusal.kind
 
     def key_of(self, queue: str, id: str) -> str:
         return id if self.cross_queue else f"{queue}/{id}"
 
-    def key(self, task: Task) -> str:
+    def key(self, task: ModelTask) -> str:
         return self.key_of(task.queue, task.op.id)
 
     # -- lanes and order ---------------------------------------------------------------------------
 
-    def move(self, task: Task, state: State) -> None:
+    def move(self, task: ModelTask, state: State) -> None:
         task.state = state
         if state is not State.RUNNING:
             task.token = None
         if state is State.READY:
             self.places += 1
             task.place = self.places
-        self.look_at_lane(task.queue, task.op.group)
+        self.update_lane(task.queue, task.op.group)
 
-    def members(self, queue: str, group: str | None, state: State) -> list[Task]:
+    def members(self, queue: str, group: str | None, state: State) -> list[ModelTask]:
         return [t for t in self.tasks.values() if (t.queue, t.op.group, t.state) == (queue, group, state)]
 
-    def look_at_lane(self, queue: str, group: str | None) -> None:
+    def update_lane(self, queue: str, group: str | None) -> None:
+        """Lets a lane that opens stand in line behind the others, and takes a lane that closes out of the line."""
         if group is None:
             return
         lanes, limit = self.lanes.setdefault(queue, []), self.limits.get((queue, group), 1)
@@ -106,11 +109,14 @@ class Model:
         elif not is_open and group in lanes:
             lanes.remove(group)
 
-    def place(self, task: Task, now: int) -> None:
+    def place(self, task: ModelTask, now: int) -> None:
         self.move(task, State.SCHEDULED if task.due > now else State.READY)
 
-    def candidates(self, queue: str) -> list[Task]:
-        """Who may be granted next: one task, or any of those that were returned to their lane."""
+    def candidates(self, queue: str) -> list[ModelTask]:
+        """Returns the tasks that may be granted next: a single one, or all tasks that were returned to the lane.
+
+        The contract leaves the order among returned tasks to the driver.
+        """
         grouped = self.lanes.get(queue, [])[:1]
         sides: list[str | None] = [*grouped, None] if self.turns.get(queue, True) else [None, *grouped]
         for group in sides:
@@ -119,7 +125,7 @@ class Model:
                 return [t for t in ready if t.returned] or ready[:1]
         return []
 
-    def order(self, task: Task) -> tuple[bool, int, int]:
+    def order(self, task: ModelTask) -> tuple[bool, int, int]:
         return (not task.returned, task.due, task.seq) if self.due_order else (not task.returned, task.place, 0)
 
     def promote(self, queue: str, now: int) -> int:
@@ -129,13 +135,14 @@ class Model:
         return len(due)
 
     def reserve(self, op: ops.Reserve, now: int, taken: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Follow a driver's grants: a complaint for each one that was not allowed, and the queues that were paused."""
+        """Follows the grants of a driver. Returns complaints about grants that were not allowed, and the paused queues."""
         wrong: list[str] = []
         left, picks = op.limit, list(taken)
         for queue in op.queues:
             if queue in self.paused or not left:
                 continue
             self.promote(queue, now)
+            # Where several tasks are allowed the driver's choice counts: the grants after it depend on it.
             while left and (allowed := self.candidates(queue)):
                 pick = picks.pop(0) if picks else None
                 task = next((t for t in allowed if self.key(t) == pick), allowed[0])
@@ -147,12 +154,12 @@ class Model:
             q for q in op.queues if q in self.paused
         ]
 
-    def grant(self, task: Task, op: ops.Reserve, now: int) -> None:
+    def grant(self, task: ModelTask, op: ops.Reserve, now: int) -> None:
         task.attempts, task.returned, task.token = task.attempts + 1, False, op.token
         task.lease_until = now + (op.lease_us or task.op.lease_us or 30_000_000)
         self.move(task, State.RUNNING)
         lanes = self.lanes.get(task.queue, [])
-        if task.op.group in lanes:
+        if task.op.group in lanes:  # still open after this grant: to the back
             lanes.append(lanes.pop(lanes.index(task.op.group)))
         self.turns[task.queue] = not self.turns.get(task.queue, True)
 
@@ -163,33 +170,34 @@ class Model:
 
     def set_group_limit(self, queue: str, group: str, limit: int) -> None:
         self.limits[queue, group] = limit
-        self.look_at_lane(queue, group)
+        self.update_lane(queue, group)
 
     # -- checks ------------------------------------------------------------------------------------
 
-    def find(self, op: ops.OnTask) -> Task:
+    def find(self, op: ops.OnTask) -> ModelTask:
         task = self.tasks.get(self.key_of(op.queue, op.id))
         if task is None or task.queue != op.queue:
-            raise No(errors.TaskNotFound)
+            raise Refusal(errors.TaskNotFound)
         return task
 
-    def held(self, op: Any, now: int) -> Task:
+    def held(self, op: Any, now: int) -> ModelTask:
+        """Returns the task if the operation may speak for its lease. The order of these checks is part of the contract."""
         task = self.find(op)
         if task.state is not State.RUNNING:
-            raise No(errors.NotActive)
+            raise Refusal(errors.NotActive)
         if getattr(op, "lost", None):
             if task.token != op.token:
-                raise No(errors.TokenMismatch)
+                raise Refusal(errors.TokenMismatch)
             if op.lost == "expired" and task.lease_until > now:
-                raise No(errors.LeaseHeld)
+                raise Refusal(errors.LeaseHeld)
             return task
         if task.lease_until <= now and not op.late:
-            raise No(errors.LeaseExpired)
+            raise Refusal(errors.LeaseExpired)
         if task.token != op.token:
-            raise No(errors.TokenMismatch)
+            raise Refusal(errors.TokenMismatch)
         return task
 
-    def already(self, op: ops.Held, *states: State) -> Task | None:
+    def already(self, op: ops.Held, *states: State) -> ModelTask | None:
         task = self.tasks.get(self.key_of(op.queue, op.id))
         if task is None or task.queue != op.queue or getattr(op, "lost", None):
             return None
@@ -199,23 +207,24 @@ class Model:
 
     def enqueue(self, op: ops.Enqueue, now: int) -> ops.Outcome:
         if op.idempotency_key is not None and (op.queue, op.idempotency_key) in self.keys:
+            # The key counts before the id, until its time is over and its task has ended.
             first, fingerprint, end = self.keys[op.queue, op.idempotency_key]
             there = self.tasks.get(self.key_of(op.queue, first))
             if end > now or (there is not None and not there.state.final):
                 if fingerprint != op.fingerprint:
-                    raise No(errors.IdempotencyConflict)
+                    raise Refusal(errors.IdempotencyConflict)
                 self.stands_for[op.id] = first
                 return ops.Enqueued(id=first, existed=True, state=there.state if there else State.DONE)
         key = self.key_of(op.queue, op.id)
         if key in self.tasks:
             if op.on_conflict != "return" and self.tasks[key].op.fingerprint != op.fingerprint:
-                raise No(errors.DuplicateId)
+                raise Refusal(errors.DuplicateId)
             return ops.Enqueued(id=op.id, existed=True, state=self.tasks[key].state)
-        if not self.due_order:
+        if not self.due_order:  # tasks that fell due before this one was enqueued stand before it
             self.promote(op.queue, now)
         self.seq += 1
         due = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
-        task = Task(op, op.queue, due, self.seq, due if op.delay_us else op.eta_us, op.dead_queue)
+        task = ModelTask(op, op.queue, due, self.seq, due if op.delay_us else op.eta_us, op.dead_queue)
         named = [self.key_of(b.queue or op.queue, self.stands_for.get(b.id, b.id)) for b in op.blocked_by]
         blockers = {name: self.tasks[name].state for name in named if name in self.tasks}
         dies = op.dead_blockers == "fail" and not {State.DEAD, State.CANCELLED}.isdisjoint(blockers.values())
@@ -237,7 +246,7 @@ class Model:
         if self.already(op, State.DONE):
             return ops.Acked(state=State.DONE, already=True)
         task = self.held(op, now)
-        self.end(task, State.DONE, op.token, None if task.cancel else op.again_us)
+        self.end(task, State.DONE, op.token, None if task.cancel else op.again_us)  # a requested cancel ends a series
         for other in self.dependents(self.key(task)):
             other.waits.discard(self.key(task))
             if not other.waits:
@@ -250,7 +259,7 @@ class Model:
         task.attempts = task.attempts if op.attempts is None else op.attempts
         if task.cancel:
             self.stop(task, op.token, now)
-        elif op.delay_us is None and op.due_us is None:
+        elif op.delay_us is None and op.due_us is None:  # its place in the lane is the old one
             task.returned = True
             self.move(task, State.READY)
         else:
@@ -285,9 +294,9 @@ class Model:
         if task.state is State.RUNNING and op.token is None:
             task.cancel = True
         elif task.state is State.RUNNING and task.token != op.token:
-            raise No(errors.TokenMismatch)
+            raise Refusal(errors.TokenMismatch)
         elif task.state.waiting and op.token is not None:
-            raise No(errors.NotActive)
+            raise Refusal(errors.NotActive)
         elif not task.state.final:
             self.stop(task, op.token, now)
         return ops.Cancelled(state=task.state)
@@ -295,7 +304,7 @@ class Model:
     def reschedule(self, op: ops.Reschedule, now: int) -> ops.Outcome:
         task = self.find(op)
         if not task.state.waiting:
-            raise No(errors.NotWaiting)
+            raise Refusal(errors.NotWaiting)
         task.due = task.eta = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
         task.returned = False
         if task.state is not State.BLOCKED:
@@ -305,7 +314,7 @@ class Model:
     def requeue(self, op: ops.Requeue, now: int) -> ops.Outcome:
         task = self.find(op)
         if task.state is not State.DEAD:
-            raise No(errors.NotDead)
+            raise Refusal(errors.NotDead)
         task.due = op.eta_us if op.eta_us is not None else now + (op.delay_us or 0)
         task.eta = task.due if op.eta_us is not None or op.delay_us else None
         task.cancel, task.ended_by, task.attempts = False, None, 0 if op.reset_attempts else task.attempts
@@ -316,10 +325,10 @@ class Model:
     def remove(self, op: ops.Remove, now: int) -> ops.Outcome:
         task = self.find(op)
         if task.state is State.RUNNING or (op.if_state is not None and task.state is not op.if_state):
-            raise No(errors.NotWaiting)
+            raise Refusal(errors.NotWaiting)
         key = self.key(task)
         del self.tasks[key]
-        self.look_at_lane(task.queue, task.op.group)
+        self.update_lane(task.queue, task.op.group)
         self.results.pop(key, None)
         place = (task.queue, task.op.idempotency_key or "")
         if place in self.keys and self.keys[place][0] == op.id:
@@ -333,7 +342,7 @@ class Model:
             expected, told = op.expected, dict[str, int]()
             self.fan_ins[op.key] = expected, now + op.ttl_us, told
         if expected != op.expected:
-            raise No(errors.IdempotencyConflict)
+            raise Refusal(errors.IdempotencyConflict)
         return ops.FannedIn(left=expected - len(told))
 
     def countfanin(self, op: ops.CountFanIn, now: int) -> ops.Outcome:
@@ -344,48 +353,49 @@ class Model:
 
     # -- how a run ends ----------------------------------------------------------------------------
 
-    def end(self, task: Task, state: State, token: str | None, again: int | None) -> None:
+    def end(self, task: ModelTask, state: State, token: str | None, again: int | None) -> None:
         task.ended_by = token
         self.results[self.key(task)] = state
         if again is not None:
             task.attempts, task.due, task.eta, state = 0, again, again, State.SCHEDULED
         self.move(task, state)
 
-    def stop(self, task: Task, token: str | None, now: int) -> None:
+    def stop(self, task: ModelTask, token: str | None, now: int) -> None:
         task.waits = set()
         self.end(task, State.CANCELLED, token, None)
         self.fail_dependents(self.key(task), now)
 
-    def die(self, task: Task, token: str | None, now: int, again: int | None = None) -> None:
-        self.fall(task, token, now, again)
+    def die(self, task: ModelTask, token: str | None, now: int, again: int | None = None) -> None:
+        self.die_alone(task, token, now, again)
         self.fail_dependents(self.key(task), now)
 
-    def fall(self, task: Task, token: str | None, now: int, again: int | None = None) -> None:
+    def die_alone(self, task: ModelTask, token: str | None, now: int, again: int | None = None) -> None:
+        """The task dies, or moves to its dead queue. Its dependents stay as they are."""
         task.waits = set()
         self.end(task, State.DEAD, token, again)
         if again is None and task.dead_queue is not None:
-            limit = self.limits.get((task.queue, task.op.group or ""))
+            limit = self.limits.get((task.queue, task.op.group or ""))  # the group keeps its limit in the dead queue
             task.queue, task.dead_queue, task.attempts, task.due, task.eta = task.dead_queue, None, 0, now, None
             task.returned, task.ended_by = False, None
             if limit is not None:
                 self.limits.setdefault((task.queue, task.op.group or ""), limit)
             self.move(task, State.READY)
 
-    def dependents(self, key: str) -> list[Task]:
+    def dependents(self, key: str) -> list[ModelTask]:
         return sorted((t for t in self.tasks.values() if key in t.waits), key=lambda t: t.seq)
 
     def fail_dependents(self, key: str, now: int) -> None:
-        """First all that wait for this one, then all that wait for those."""
+        """Fails the tasks that wait for this task, then the tasks that wait for those, level by level."""
         dead = [key]
         while dead:
             blocker = dead.pop(0)
             for other in self.dependents(blocker):
-                self.fall(other, None, now)
+                self.die_alone(other, None, now)
                 dead.append(self.key(other))
 
 
 def queues_of(op: ops.Operation) -> list[str]:
-    """The queues that an operation names."""
+    """Returns the queues that an operation names."""
     if isinstance(op, ops.Enqueue):
         return [op.queue, *([op.dead_queue] if op.dead_queue else []), *[b.queue or op.queue for b in op.blocked_by]]
     if isinstance(op, ops.Stage):

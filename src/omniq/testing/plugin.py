@@ -1,6 +1,6 @@
 """The pytest plugin: queues in memory on a fake clock, for tests of code that enqueues.
 
-Fixtures: `omniq_clock` (a `FakeClock`), `oq` (a blocking `OmniQ`) and `async_oq` (an `AsyncOmniQ`), both on memory.
+Fixtures: `omniq_clock` (a `FakeClock`), `oq` (a blocking `OmniQ`) and `async_oq` (an `AsyncOmniQ`).
 """
 
 from __future__ import annotations
@@ -29,5 +29,6 @@ def oq(omniq_clock: FakeClock) -> Iterator[OmniQ]:
 
 @pytest.fixture
 def async_oq(omniq_clock: FakeClock) -> AsyncOmniQ:
-    """The same with async methods."""
+    """A queue in memory with async methods, empty for each test."""
+    # Not closed afterwards: that would need the test's event loop, and a store in memory holds nothing that must be let go.
     return AsyncOmniQ(MemoryStorage(clock=omniq_clock))

@@ -1,4 +1,4 @@
-"""For tests of code that enqueues: run everything now, and look what was enqueued."""
+"""For tests of code that enqueues: run all tasks now, and look at the tasks that were enqueued."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, overload
 
 from omniq.core import AsyncOmniQ, OmniQ
-from omniq.draining import waiting_again
+from omniq.following import waiting_again
 from omniq.models import State, Task
 from omniq.operations import Filter
 from omniq.policy import waits_for_function
@@ -21,9 +21,9 @@ def run_until_idle(oq: AsyncOmniQ, *, timeout: float = 30.0) -> Awaitable[int]: 
 @overload
 def run_until_idle(oq: OmniQ, *, timeout: float = 30.0) -> int: ...
 def run_until_idle(oq: AsyncOmniQ | OmniQ, *, timeout: float = 30.0) -> Awaitable[int] | int:
-    """Run tasks until none is ready, running or waiting for a retry; how many runs ended well or for good.
+    """Runs tasks until none is ready, running or waiting for a retry. Returns how many runs succeeded or failed for good.
 
-    On a `FakeClock` the time is moved to the next retry instead of waiting for it. Tasks with a later `eta` stay.
+    A `FakeClock` is moved to the next retry, so that nothing waits for it. Tasks with a later `eta` stay in the store.
     Raises `TimeoutError` after `timeout` real seconds.
     """
     if isinstance(oq, AsyncOmniQ):
@@ -41,7 +41,9 @@ async def _run(oq: AsyncOmniQ, timeout: float) -> int:
 
 async def _idle(oq: AsyncOmniQ, pool: AsyncWorkerPool) -> bool:
     seen = oq.storage.changes
-    served = set(await oq.storage.queues(fed=True))
+    served = set(
+        await oq.storage.queues(fed=True)
+    )  # without `fed`, dead queues would be among them, whose letters stay for people
     counts = [c for c in await oq.counts() if c.queue in served and not c.paused]
     if pool.running or any(c.ready + c.running for c in counts):
         return False
@@ -49,12 +51,13 @@ async def _idle(oq: AsyncOmniQ, pool: AsyncWorkerPool) -> bool:
     found = (await oq.storage.find(retrying, limit=1000)).tasks
     due = [t.due_us for t in found if t.queue in served and not waits_for_function(t)]
     if not due:
+        # Nothing else is left: this worker is the only one, so that a function which it lacks will not come.
         unknown = (await waiting_again(oq.storage, counts)).unknown
         pool._give_up(unknown)  # pyright: ignore[reportPrivateUsage]
         due = list(unknown.values())
     if due and isinstance(oq.storage.clock, FakeClock):
         oq.storage.clock.advance(max(min(due) - oq.storage.clock(), 0) / 1e6)
-    return not due and oq.storage.changes == seen  # else something moved between the looks
+    return not due and oq.storage.changes == seen  # otherwise something changed between the first look and the last
 
 
 @overload
@@ -86,9 +89,9 @@ def assert_enqueued(
     queue: str | None = None,
     count: int | None = None,
 ) -> Awaitable[list[Task]] | list[Task]:
-    """The tasks of this function that are in the store, whatever became of them; fails if there are none (or not `count`).
+    """Returns the tasks of this function that are in the store, in any state. Fails if there are none, or not `count`.
 
-    `args` and `kwargs` are compared as they come back from the store, so a tuple inside them is a list.
+    `args` and `kwargs` are compared as they come back from the store, where a tuple is a list.
     """
     name = callee(func).name
     filter = Filter(name=name, queue=queue)
@@ -100,7 +103,7 @@ def assert_enqueued(
             wanted = "at least one" if count is None else str(count)
             raise AssertionError(
                 f"{wanted} task of {name} (args={args!r}, kwargs={kwargs!r}, queue={queue!r}) expected, {len(found)} found; "
-                f"of that name there are:\n{others or '  none'}"
+                f"tasks of that name:\n{others or '  none'}"
             )
         return found
 

@@ -1,11 +1,15 @@
-"""A Hypothesis state machine that drives a storage and the reference model side by side and compares them."""
+"""A Hypothesis state machine that makes the same calls to a storage and to the reference model and compares them.
+
+A rule takes random numbers and picks a task, a token or a run by them. A number always picks something, so a story that
+fails can be made shorter by leaving out its steps.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,7 +27,6 @@ from omniq.operations import (
     Fail,
     Filter,
     Held,
-    OnTask,
     OpenFanIn,
     OpenRun,
     Operation,
@@ -39,17 +42,16 @@ from omniq.operations import (
 )
 from omniq.policy import after_loss, next_run
 from omniq.storage.base import BaseStorage
+from omniq.testing.bench import S, Target
 from omniq.testing.clock import FakeClock
 from omniq.testing.model_runs import RunModel
 
-S = 1_000_000
-QUEUES = ("default", "mail")
-WRONG = "0" * 32
-Target = TypeVar("Target", bound=OnTask)
+WRONG = "0" * 32  # a token that no lease has
 
+# Few queues, groups, keys and times: rules are to meet each other's tasks, and moments are to coincide.
 numbers = st.integers(0, 1000)
-rights = st.integers(0, 9)  # 0: a wrong token
-queues = st.sampled_from(QUEUES)
+rights = st.integers(0, 9)  # 0 gives a wrong token; seldom, or else hardly any task would end
+queues = st.sampled_from(["default", "mail"])
 groups = st.sampled_from(["g", "h"])
 delays = st.sampled_from([0, 1000, S, 5 * S, 60 * S])
 times = st.one_of(
@@ -57,13 +59,11 @@ times = st.one_of(
     st.fixed_dictionaries({"delay_us": delays}),
     st.fixed_dictionaries({"eta_us": st.sampled_from([-5 * S, 0, S, 60 * S])}),
 )
-grouped = st.one_of(
-    st.just(dict[str, Any]()),
-    st.fixed_dictionaries({"group": groups, "group_limit": st.integers(0, 3)}),
-)
+grouped = st.one_of(st.just(dict[str, Any]()), st.fixed_dictionaries({"group": groups, "group_limit": st.integers(0, 3)}))
 keys = {"idempotency_key": st.sampled_from(["k", "l"]), "key_ttl_us": st.sampled_from([S, 3600 * S])}
 keyed = st.one_of(st.just(dict[str, Any]()), st.fixed_dictionaries(keys))
 ends = st.sampled_from([Ack, Retry, Fail, Release])
+# "dead" is the dead queue of some tasks.
 orders = st.sampled_from([("default",), ("mail",), ("dead",), ("mail", "default", "dead")])
 extras = st.fixed_dictionaries(
     {},
@@ -78,27 +78,28 @@ extras = st.fixed_dictionaries(
     },
 )
 
+# For staged tasks, which may have no delay.
 etas = st.sampled_from([dict[str, int](), {"eta_us": -5 * S}, {"eta_us": S}, {"eta_us": 60 * S}])
 
 
 def has(state: State) -> Callable[[Any], bool]:
-    """A rule's precondition: some task is in this state."""
+    """Returns the precondition of a rule that needs a task in this state."""
     return lambda machine: any(t.state is state for t in cast(DriverMachine, machine).model.tasks.values())
 
 
 class DriverMachine(RuleBasedStateMachine):
-    """One storage, one model, one clock. `make_storage` is set by `driver_machine`."""
+    """A storage and the model on the same clock. `driver_machine` sets `make_storage`."""
 
     make_storage: Callable[[FakeClock], BaseStorage]
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = FakeClock()
-        self.runner = asyncio.Runner()
+        self.runner = asyncio.Runner()  # rules of Hypothesis are not async; a storage stays on one event loop
         self.store = type(self).make_storage(self.clock)
         self.model = RunModel(self.store.capabilities.due_order, self.store.capabilities.cross_queue)
         self.numbers = itertools.count(1)
-        self.old_tokens: dict[str, str] = {}
+        self.old_tokens: dict[str, str] = {}  # the last token of each task, for calls of former holders
 
     def teardown(self) -> None:
         try:
@@ -114,18 +115,19 @@ class DriverMachine(RuleBasedStateMachine):
         return answer
 
     def both(self, *operations: Operation) -> None:
-        answer, expected = self.apply(*operations), self.model.run(operations, self.clock())
+        answer, expected = self.apply(*operations), self.model.apply(operations, self.clock())
+        # The text of an error is the driver's own; its kind is part of the contract.
         found = type(answer) if isinstance(answer, Refused) else answer
         assert found == expected, f"{operations}: the storage says {answer!r}, the model {expected!r}"
 
     def pick(self, number: int, *states: State) -> str:
-        """The key of some task in one of these states; without states, of any task, or one that is not there."""
+        """Returns the key of a task in one of these states. Without states any task will do, also one that does not exist."""
         keys = [k for k, t in self.model.tasks.items() if not states or t.state in states]
         keys += [] if states else ["unknown"]
         return keys[number % len(keys)]
 
     def place(self, key: str) -> tuple[str, str]:
-        """The queue and the id of a task."""
+        """Returns the queue and the id of a task."""
         task = self.model.tasks.get(key)
         return (task.queue, task.op.id) if task else ("default", key)
 
@@ -134,7 +136,7 @@ class DriverMachine(RuleBasedStateMachine):
         return kind(**({"queue": queue, "id": id} | fields))
 
     def token(self, key: str, right: int) -> str:
-        """The task's token, or the last one it had; with `right` 0, another one."""
+        """Returns the token of a task, or its last token if it has none. With `right` 0 the token is wrong."""
         task = self.model.tasks.get(key)
         return ((task.token if task else None) or self.old_tokens.get(key, WRONG)) if right else WRONG
 
@@ -143,7 +145,7 @@ class DriverMachine(RuleBasedStateMachine):
         return self.on(kind, key, token=self.token(key, right), **fields)
 
     def tick(self, number: int) -> int | None:
-        """The next run of an interval task."""
+        """Returns when an interval task runs next."""
         queue, id = self.place(self.pick(number, State.RUNNING))
         task = self.runner.run(self.store.get(id, queue))
         return None if task is None else next_run(task, self.clock())
@@ -152,6 +154,7 @@ class DriverMachine(RuleBasedStateMachine):
         return {name: us + self.clock() if name == "eta_us" else us for name, us in given.items()}
 
     def new(self, id: str, queue: str, time: dict[str, int], after: list[int], *fields: dict[str, Any]) -> Enqueue:
+        """Returns an `Enqueue`. The numbers in `after` pick its blockers; of equal `fields` the last counts."""
         blockers = [self.place(key) for key in dict.fromkeys(self.pick(n) for n in after)]
         blocked = tuple(Blocker(i, of if i != "unknown" else queue) for of, i in blockers if i != id)
         given: dict[str, Any] = {"id": id, "name": "job", "queue": queue, "blocked_by": blocked} | self.moment(time)
@@ -163,7 +166,7 @@ class DriverMachine(RuleBasedStateMachine):
         return Enqueue(**given)
 
     def spans(self) -> bool:
-        """Whether to name several queues at once. Where that is refused, seldom: else little would happen."""
+        """Whether an operation may name several queues. A store that refuses it is asked seldom: else little would happen."""
         return self.model.cross_queue or next(self.numbers) % 8 == 0
 
     def next_id(self) -> str:
@@ -198,6 +201,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.take(order, limit, lease)
 
     def take(self, order: tuple[str, ...], limit: int, lease: int | None = None) -> list[str]:
+        # Counted and not drawn by chance, so that a story can be repeated.
         op = Reserve(queues=order, limit=limit, token=f"{next(self.numbers):032x}", lease_us=lease)
         (reserved,) = self.apply(op)
         assert isinstance(reserved, Reserved)
@@ -205,19 +209,16 @@ class DriverMachine(RuleBasedStateMachine):
         wrong, paused = self.model.reserve(op, self.clock(), taken)
         assert not wrong, wrong
         assert list(reserved.paused) == paused
+        # Exact, because a worker sleeps until then: later would delay a task, earlier would wake workers for nothing.
         assert reserved.next_at_us == self.model.next_at(order)
         self.old_tokens.update(dict.fromkeys(taken, op.token))
         return taken
 
-    @rule(
-        order=orders,
-        ends=st.lists(st.sampled_from([Ack, Retry, Fail, Release]), min_size=1, max_size=6),
-        data=st.data(),
-    )
-    def work(self, order: tuple[str, ...], ends: list[type[Held]], data: st.DataObject) -> None:
-        """A worker's turn: take some tasks and end them, in another order."""
-        taken = self.take(order, len(ends))
-        for key, kind in zip(data.draw(st.permutations(taken)), ends, strict=False):
+    @rule(order=orders, kinds=st.lists(ends, min_size=1, max_size=6), data=st.data())
+    def work(self, order: tuple[str, ...], kinds: list[type[Held]], data: st.DataObject) -> None:
+        """A turn of a worker: it takes some tasks and ends them in another order."""
+        taken = self.take(order, len(kinds))
+        for key, kind in zip(data.draw(st.permutations(taken)), kinds, strict=False):
             self.both(self.on(kind, key, token=self.token(key, 1)))
 
     @rule(queue=queues, limit=st.integers(1, 4))
@@ -306,6 +307,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.runner.run(self.store.set_group_limit(queue, group, limit))
         self.model.set_group_limit(queue, group, limit)
 
+    # Sometimes another number than the fan-in was opened with, and more members than it expects.
     @rule(key=groups, expected=st.sampled_from([2, 2, 3]), members=st.lists(st.sampled_from("abcd"), max_size=4))
     def fan_in(self, key: str, expected: int, members: list[str]) -> None:
         self.both(OpenFanIn(key=key, expected=expected, ttl_us=3600 * S))
@@ -315,7 +317,7 @@ class DriverMachine(RuleBasedStateMachine):
     # -- staged runs -------------------------------------------------------------------------------
 
     def pick_run(self, number: int) -> tuple[str, str]:
-        """The queue and the id of some run, rather an open one with tasks, or of one that is not there."""
+        """Returns the queue and the id of a run: in most cases an open run with tasks, seldom a run that does not exist."""
         model = self.model
         busy = [(model.tasks[key].queue, run_id) for key, runs in model.wanted_by.items() for run_id in runs]
         now_open = [place for place, run in model.runs.items() if run.state is RunState.OPEN]
@@ -329,7 +331,7 @@ class DriverMachine(RuleBasedStateMachine):
 
     @rule(number=numbers, count=st.integers(1, 4), time=etas, group=grouped, key=keyed, extra=extras, strict=st.booleans())
     def stage(self, number: int, count: int, time: dict[str, int], group: Any, key: Any, extra: Any, strict: bool) -> None:
-        """New tasks, plain ones and others by turns, among them some with the id of another task."""
+        """Stages plain tasks and others in turns, some under the id of a task that exists."""
         queue, run_id = self.pick_run(number)
         ids = [self.next_id() if n % 4 else self.place(self.pick(n))[1] for n in range(number, number + count)]
         tasks = tuple(
@@ -341,7 +343,7 @@ class DriverMachine(RuleBasedStateMachine):
     @precondition(has(State.STAGED))
     @rule(number=numbers)
     def stage_what_another_run_staged(self, number: int) -> None:
-        """A new run wants all that is staged for its queue."""
+        """A new run stages every task again that is staged in its queue."""
         queue, _ = self.place(self.pick(number, State.STAGED))
         self.open_run(queue, 3600 * S)
         staged = tuple(t.op for t in self.model.tasks.values() if t.state is State.STAGED and t.queue == queue)
@@ -358,16 +360,16 @@ class DriverMachine(RuleBasedStateMachine):
     @precondition(has(State.STAGED))
     @rule(number=numbers, queue=queues, time=times, group=grouped, key=keyed, extra=extras)
     def enqueue_what_is_staged(self, number: int, queue: str, time: dict[str, int], group: Any, key: Any, extra: Any) -> None:
-        """By its key, under its id or another one; or by its id only."""
+        """The `Enqueue` has the key of the staged task, its id, or both."""
         task = self.model.tasks[self.pick(number, State.STAGED)]
         given: dict[str, Any] = {"idempotency_key": task.op.idempotency_key} if number % 2 else key
         id = self.next_id() if given.get("idempotency_key") and number % 3 else task.op.id
         self.both(self.new(id, task.queue if number % 5 else queue, time, [], group, given, extra))
 
     def sweep(self, now: int) -> None:
-        """Runs whose time is over are given up; of several, which one drops a task that they share is free."""
-        late = self.model.late(now)
-        wanted = sum(self.model.give_up(*place, now) for place in late)
+        """Aborts the runs whose time is over. If they share a task, the driver chooses the run that counts it as dropped."""
+        late = self.model.overdue(now)
+        wanted = sum(self.model.abort(*place, now) for place in late)
         moved = 0
         while some := self.runner.run(self.store.sweep(now)):
             moved += some
@@ -378,7 +380,7 @@ class DriverMachine(RuleBasedStateMachine):
         for place, info in found.items():
             assert info is not None
             assert (info.state, info.ended_at_us, info.settled) == (runs[place].state, now, True)
-            runs[place].dropped = info.dropped
+            runs[place].dropped = info.dropped  # from here on the model follows the driver's choice
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -387,6 +389,7 @@ class DriverMachine(RuleBasedStateMachine):
         now = self.clock()
         assert self.runner.run(self.store.promote(queue, now_us=now)) == self.model.promote(queue, now)
 
+    # To the ends of leases (1, 2, 10 and 30 s), of delays and of keys, and a millisecond before.
     @rule(seconds=st.sampled_from([0.001, 1, 2, 5, 29.999, 30, 3600]))
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -399,7 +402,7 @@ class DriverMachine(RuleBasedStateMachine):
         running = [k for k, t in self.model.tasks.items() if t.state is State.RUNNING and t.lease_until <= now]
         assert sorted(self.model.key_of(x.record.queue, x.record.id) for x in leases) == sorted(running)
         for lease in leases:
-            self.both(after_loss(lease, now, 0.0))
+            self.both(after_loss(lease, now, 0.0))  # not by chance, so that a story can be repeated
         self.sweep(now)
 
     # -- what must be equal at all times -----------------------------------------------------------
@@ -410,17 +413,19 @@ class DriverMachine(RuleBasedStateMachine):
         found = {self.model.key_of(t.queue, t.id): self.seen(t) for t in page.tasks}
         assert found == {key: self.expected(key) for key in self.model.tasks}
         results = self.runner.run(self.store.results([t.op.id for t in self.model.tasks.values()]))
-        kept: dict[str, list[State]] = {}  # of an id that several queues have, any one's result
+        # Where ids are unique only within a queue, `results` may answer with the result from any of the queues.
+        kept: dict[str, list[State]] = {}
         for key, state in self.model.results.items():
             kept.setdefault(self.place(key)[1], []).append(state)
         assert results.keys() == kept.keys()
         assert all(result.state in kept[id] for id, result in results.items())
 
     def shown(self, state: State, due: int) -> State:
+        """Drivers differ in when they write down that a task fell due, so a due task counts as ready on both sides."""
         return State.READY if state is State.SCHEDULED and due <= self.clock() else state
 
     def seen(self, task: Record) -> tuple[Any, ...]:
-        due = None if task.state.final else task.due_us
+        due = None if task.state.final else task.due_us  # the contract says nothing about the `due_us` of an ended task
         held = (task.token, task.lease_until_us) if task.state is State.RUNNING else (task.token, None)
         state = self.shown(task.state, task.due_us)
         return (state, task.queue, task.attempts, due, *held, task.cancel_requested, task.dead_queue, task.run_id)
@@ -446,5 +451,5 @@ class DriverMachine(RuleBasedStateMachine):
 
 
 def driver_machine(make_storage: Callable[[FakeClock], BaseStorage]) -> type[DriverMachine]:
-    """The state machine for one driver; run it with `hypothesis.stateful.run_state_machine_as_test`."""
+    """Returns the state machine for a driver. Run it with `hypothesis.stateful.run_state_machine_as_test`."""
     return type("DriverMachine", (DriverMachine,), {"make_storage": staticmethod(make_storage)})

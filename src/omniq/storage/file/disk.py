@@ -22,11 +22,11 @@ from omniq.storage import locks
 Kind = Literal["file", "folder", "other"]
 
 WRITE_LOCK = "locks/write"
-OPEN_FILES = 64
+OPEN_FILES = 64  # descriptors that are kept: a large store has more files than a process may have open
 
 
 class Files(Protocol):
-    """What the store may do in its folder. Every call may raise `OSError`; a write that fails may have happened in part."""
+    """The operations of the store in its folder. Each may raise `OSError`; a write that fails may have happened in part."""
 
     def lock(self) -> None:
         """Wait until this is the only process (and storage object) that changes the folder."""
@@ -36,12 +36,12 @@ class Files(Protocol):
     def names(self, folder: str) -> list[tuple[str, Kind]]: ...
     def make_folder(self, folder: str) -> None: ...
     def size(self, path: str) -> int | None:
-        """The bytes of a file; None if there is none."""
+        """Returns the size of a file; None if there is none."""
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes: ...
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """Write at a place; the file is made if need be."""
+        """Write at an offset. Makes the file if there is none."""
         ...
 
     def truncate(self, path: str, size: int) -> None: ...
@@ -49,11 +49,11 @@ class Files(Protocol):
     def sync_folder(self, folder: str) -> None: ...
     def rename(self, old: str, new: str) -> None: ...
     def remove(self, path: str) -> None:
-        """Remove a file; if there is none, that is fine."""
+        """Remove a file. Harmless if there is none."""
         ...
 
     def forget(self, path: str) -> None:
-        """Let go of what is kept open for a file that another process removed."""
+        """Close what is kept open of a file that another process removed or replaced."""
         ...
 
     def close(self) -> None: ...
@@ -73,6 +73,7 @@ class LocalFiles:
         self._root = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if not os.listdir(self._root):  # a folder with something in it may serve others too
             os.fchmod(self._root, 0o700)
+        # Files are opened from these descriptors: no link that somebody puts into the path later leads out of the store.
         self._folders: dict[str, int] = {"": self._root}
         self._open: OrderedDict[str, int] = OrderedDict()
         self._lock = -1
@@ -83,6 +84,7 @@ class LocalFiles:
         if self._lock < 0:
             self._lock = self._open_file(WRITE_LOCK, os.O_RDWR | os.O_CREAT)
         try:
+            # Before every commit: a task that is written to a folder which was removed or replaced is lost without a word.
             found = os.stat("write", dir_fd=self._folder("locks"), follow_symlinks=False)
             here = os.stat(self.base)
         except FileNotFoundError:
@@ -135,6 +137,7 @@ class LocalFiles:
         os.ftruncate(self._file(path), size)
 
     def sync(self, path: str) -> None:
+        # macOS has no fdatasync.
         os.fdatasync(self._file(path)) if hasattr(os, "fdatasync") else os.fsync(self._file(path))
 
     def sync_folder(self, folder: str) -> None:
@@ -143,6 +146,7 @@ class LocalFiles:
     def rename(self, old: str, new: str) -> None:
         from_folder, _, from_name = old.rpartition("/")
         to_folder, _, to_name = new.rpartition("/")
+        # Descriptors are kept by path, and both paths will name something else.
         self.forget(old)
         self.forget(new)
         os.rename(from_name, to_name, src_dir_fd=self._folder(from_folder), dst_dir_fd=self._folder(to_folder))
@@ -171,6 +175,7 @@ class LocalFiles:
         """Close the lock's descriptor, which lets go of the lock unless a parent process holds it too."""
         if self._lock >= 0:
             os.close(self._lock)
+            # Forgotten with it: a fork closes the number that stands here, which may be that of another file by then.
             self._lock = -1
 
     def _folder(self, folder: str) -> int:
@@ -203,6 +208,7 @@ class LocalFiles:
     def _open_file(self, path: str, flags: int) -> int:
         folder, _, name = path.rpartition("/")
         try:
+            # O_NONBLOCK: to open a pipe that somebody put there would wait for its other end.
             descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=self._folder(folder))
         except OSError as exc:
             if exc.errno == errno.ELOOP:
@@ -293,7 +299,7 @@ class SharedMemoryFiles:
 
 
 def local_or_memory(fs: Any, base: str) -> tuple[Any, str]:
-    """The memory file system that shall be used, or None for the local one, and the folder in it; others are refused."""
+    """Returns the memory file system to use, or None for the local one, and the folder in it. Refuses all others."""
     if fs is None:
         return None, base
     protocol = getattr(fs, "protocol", None)

@@ -14,7 +14,6 @@ says what was left to do. So nothing but the journal has to be synced; the other
 
 from __future__ import annotations
 
-import bisect
 import logging
 import time
 import zlib
@@ -26,11 +25,11 @@ import msgspec
 
 from omniq.errors import OutcomeUnknown, StoreUnavailable
 from omniq.models import Record
-from omniq.operations import EventRow
+from omniq.storage.file.changes import Changes, NewLine, Rows
 from omniq.storage.file.disk import WRITE_LOCK, Files
-from omniq.storage.file.index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
-from omniq.storage.file.journal import Commit, Found, journal_path, record_of, records
-from omniq.storage.file.ledger import Changes, NewLine, Rows
+from omniq.storage.file.event_log import EventLog
+from omniq.storage.file.index import Entry, Index, Kept, KeyEntry, Place, Segment, entry_of, merged
+from omniq.storage.file.journal import Commit, JournalRecord, journal_path, record_of, records
 from omniq.storage.file.lines import (
     EVENTS,
     KEYS,
@@ -40,7 +39,6 @@ from omniq.storage.file.lines import (
     decode_glimpse,
     decode_key,
     is_sealed,
-    read_event_line,
     read_task_line,
 )
 
@@ -52,14 +50,13 @@ FORMAT = 1
 SEGMENT_BYTES = 4 << 20  # a segment is closed when it has grown over this
 TIDY_BYTES = 16 << 10  # a segment with nothing left in it goes when it is larger than this
 JOURNAL_BYTES = 16 << 20  # a new journal begins after this; the files are synced then
-MARK_BYTES = 64 << 10  # how far apart the known places in a segment of events are
 META = "state.json"
 
 Put = tuple[Segment, int, bytes, list[NewLine]]  # which bytes go where in a segment, and their lines
 
 
 class Control(msgspec.Struct, frozen=True):
-    """What the lock file says: the last commit that was carried out, whether one is under way, and since which boot."""
+    """The contents of the lock file: the last commit that was carried out, whether one is under way, and since which boot."""
 
     commit: int
     busy: bool
@@ -78,7 +75,7 @@ class Meta(msgspec.Struct, kw_only=True):
 
 
 class Folder:
-    """All of this is used by one thread at a time, and between `enter` and `leave` by one process."""
+    """A store's folder. Used by one thread at a time, and between `enter` and `leave` by one process."""
 
     def __init__(self, files: Files, where: str, durable: bool, boot: str, load: Callable[[Folder], None]) -> None:
         self.files = files
@@ -86,23 +83,23 @@ class Folder:
         self.durable = durable
         self.boot = boot
         self._load = load
-        self._synced_journal = 0
+        self._synced_journal = 0  # the number of the journal whose name is known to be on the disk
         self.store_id = ""
-        self.held: dict[str, tuple[Entry, Record]] = {}
-        self.wants_compacting = False
-        self.checkpoint_due: Meta | None = None
+        self.held: dict[str, tuple[Entry, Record]] = {}  # good only while the entry is the one that the index has
+        self.wants_compacting = False  # a segment was closed since the last look through them
+        self.checkpoint_due: Meta | None = None  # a journal was begun: the files are synced after the lock was let go
         self.clear()
 
     def clear(self) -> None:
-        """Know nothing."""
+        """Forget everything that was read."""
         self.index = Index()
         self.segments: dict[str, Segment] = {}
         self.stale = True  # until everything has been read
         self.commit = 0
         self.journal = 1
-        self.journal_end = 0
+        self.journal_end = 0  # behind the last whole record; what lies there is torn, or of a commit not yet learnt
         self._current: dict[str, Segment] = {}
-        self._marks: dict[Segment, list[tuple[int, int]]] = defaultdict(list)
+        self.event_log = EventLog(self.files, self.segments)
         self.held.clear()
 
     # -- taking turns ------------------------------------------------------------------------------
@@ -112,6 +109,7 @@ class Folder:
         self.files.lock()
         try:
             control = self.control()
+            # A control file that is gone, or behind us, was deleted or put back by hand, and the lines with it for all we know.
             if self.stale or control is None or control.commit < self.commit:
                 self._load(self)
             elif control.busy:
@@ -134,6 +132,7 @@ class Folder:
 
     def set_control(self, busy: bool) -> None:
         text = f"{self.commit:020d} {'busy' if busy else 'idle'} {self.boot or '-':<36}\n"  # as long as the last one
+        # Not synced: after a reboot it is not believed, which its last word tells.
         self.files.write(WRITE_LOCK, 0, text.encode())
 
     def _catch_up(self, upto: int) -> None:
@@ -148,8 +147,8 @@ class Folder:
                     return
                 self.journal, self.journal_end = self.journal + 1, 0
 
-    def _new_records(self) -> Iterator[Found]:
-        """The records behind those that are known; each is known when the next is asked for."""
+    def _new_records(self) -> Iterator[JournalRecord]:
+        """Yields the records behind those that are known. Each is known when the next is asked for."""
         start = self.journal_end
         try:
             data = self.files.read(journal_path(self.journal), start)
@@ -163,7 +162,7 @@ class Folder:
             self.journal_end = start + found.end
 
     def _take_over(self, control: Control) -> None:
-        """A process died in the middle of a commit: finish it if its record is whole, else drop it."""
+        """Finish the commit in the middle of which a process died if its record is whole, else drop it."""
         self._catch_up(control.commit)
         if self.files.size(journal_path(self.journal + 1)) is not None:
             self.journal, self.journal_end = self.journal + 1, 0
@@ -171,6 +170,7 @@ class Folder:
         for found in self._new_records():
             self.redo(found)
             finished += 1
+        # A record that is not whole never happened, and the next one begins where it does.
         if (self.files.size(journal_path(self.journal)) or 0) > self.journal_end:
             self.files.truncate(journal_path(self.journal), self.journal_end)
         self.cut_back({path: segment.size for path, segment in self.segments.items()})
@@ -190,7 +190,7 @@ class Folder:
                 elif size > sizes[path]:
                     self.files.truncate(path, sizes[path])
 
-    def redo(self, found: Found) -> None:
+    def redo(self, found: JournalRecord) -> None:
         """Write again what a record says."""
         at = 0
         for path, offset, length in found.head.puts:
@@ -239,7 +239,7 @@ class Folder:
                     if line.placed is not None:
                         line.placed(Place(segment, offset, len(line.data)))
                     elif line.table == EVENTS:
-                        self.mark(segment, line.data, offset)
+                        self.event_log.mark(segment, line.data, offset)
                     offset += len(line.data)
             self._forget(head)
             self.commit += 1
@@ -249,7 +249,7 @@ class Folder:
             raise
 
     def _commit_as_told(self, head: Commit, puts: list[Put]) -> None:
-        """A commit of the folder's own, which learns it as it learns those of others."""
+        """Make a commit of the folder's own, and learn it as those of other processes are learnt."""
         self._append(head, puts)
         try:
             self.replay(head, b"".join(data for _, _, data, _ in puts))
@@ -270,7 +270,7 @@ class Folder:
         record = record_of(head, [data for _, _, data, _ in puts])
         path = journal_path(self.journal)
         try:
-            self.set_control(busy=True)
+            self.set_control(busy=True)  # before the first byte: whoever comes after a death must know to look
             for segment, offset, data, _ in puts:
                 self.files.write(segment.path, offset, data)
             self.files.write(path, self.journal_end, record)
@@ -288,7 +288,7 @@ class Folder:
         self.journal_end += len(record)
 
     def _retract(self, segments: Iterable[Segment]) -> bool:
-        """Cut the files back to what is committed; whether that worked."""
+        """Cut the files back to what is committed. Returns whether that worked."""
         try:
             if self.files.size(journal_path(self.journal)) is not None:
                 self.files.truncate(journal_path(self.journal), self.journal_end)
@@ -311,6 +311,7 @@ class Folder:
         if table == EVENTS:
             return self._new_segment(table, changes.first_event)
         self.index.counters.segment += 1
+        # The changes were gathered before this number was given, and it must never be given again.
         changes.rows.counters = msgspec.structs.replace(self.index.counters)
         return self._new_segment(table, self.index.counters.segment)
 
@@ -335,6 +336,7 @@ class Folder:
         ]
 
     def _may_go(self, segment: Segment) -> bool:
+        # A small one that lines still go to stays although it is empty, or each task of a quiet queue would cost a new file.
         return segment.size >= TIDY_BYTES or self._current.get(segment.table) is not segment
 
     def adopt(self, segment: Segment) -> None:
@@ -351,7 +353,7 @@ class Folder:
         for path in head.drops:
             segment = self.segments.pop(path, None)
             if segment is not None:
-                self._marks.pop(segment, None)
+                self.event_log.forget(segment)
                 if self._current.get(segment.table) is segment:
                     del self._current[segment.table]
 
@@ -375,12 +377,12 @@ class Folder:
             data = body[at : at + length]
             segment.size, segment.live = offset + length, segment.live + length
             if segment.table == EVENTS:
-                self.mark(segment, data, offset)
+                self.event_log.mark(segment, data, offset)
             else:
                 for line in data.splitlines(keepends=True):
                     place = Place(segment, offset, len(line))
                     if segment.table == KEYS:
-                        index.put_key(Key(decode_key(line), place))
+                        index.put_key(KeyEntry(decode_key(line), place))
                     else:
                         told.append((decode_glimpse(line), place))
                     offset += len(line)
@@ -389,17 +391,18 @@ class Folder:
             self.note(glimpse, place)
         self._forget(head)
         for path in head.drops:
-            self.files.forget(path)
+            self.files.forget(path)  # removed by another process; an open descriptor would keep its room on the disk
         head.rows.apply(index)
         self.commit = head.commit
 
     def note(self, glimpse: LineGlimpse, place: Place) -> None:
-        """A line says that a task, a result or both are there."""
+        """Learn a task, a result or both from a line."""
         kept = None
         if glimpse.result is not None:
             kept = Kept(place, glimpse.expires_us, glimpse.result.finished_at_us)
         if glimpse.task is not None:
             old = self.index.entries.get(glimpse.task.id)
+            # With another number it is another task under the same id, which the old result is none of.
             if kept is None and old is not None and old.seq == glimpse.task.seq:
                 kept = old.kept
             self.index.put(entry_of(glimpse, place, kept))
@@ -411,7 +414,7 @@ class Folder:
     # -- reading lines -----------------------------------------------------------------------------
 
     def line(self, place: Place) -> TaskLine:
-        """A task's or a result's line, checked."""
+        """Returns the line at a place. Raises `StoreUnavailable` if it does not fit its checksum."""
         data = self.files.read(place.segment.path, place.offset, place.length)
         if not is_sealed(data[:-1]):
             self.stale = True
@@ -421,31 +424,8 @@ class Folder:
             )
         return read_task_line(data)
 
-    def events(self, after: int, limit: int, upto: int | None) -> list[EventRow]:
-        """Events after a number, oldest first."""
-        found: list[EventRow] = []
-        segments = self.event_segments()
-        first = max(bisect.bisect_right(segments, after + 1, key=lambda s: s.number) - 1, 0)
-        for segment in segments[first:]:
-            marks = self._marks[segment]
-            at = bisect.bisect_right(marks, (after + 1, 1 << 62)) - 1
-            offset = marks[at][1] if at >= 0 else 0
-            for line in self.files.read(segment.path, offset, segment.size - offset).split(b"\n"):
-                if not line.strip() or not is_sealed(line):
-                    continue
-                event = read_event_line(line)
-                if event.seq <= after:
-                    continue
-                if len(found) == limit or (upto is not None and event.seq > upto):
-                    return found
-                found.append(event)
-        return found
-
-    def event_segments(self) -> list[Segment]:
-        return sorted((s for s in self.segments.values() if s.table == EVENTS), key=lambda s: s.number)
-
     def damaged(self) -> list[tuple[Segment, int]]:
-        """Which files have lines that do not fit their checksum, and how many."""
+        """Returns the files with lines that do not fit their checksum, and the number of these lines."""
         found: list[tuple[Segment, int]] = []
         for segment in self.segments.values():
             lines = self.files.read(segment.path, 0, segment.size).split(b"\n")
@@ -454,34 +434,10 @@ class Folder:
                 found.append((segment, bad))
         return found
 
-    def events_of(self, id: str) -> list[EventRow]:
-        """Every event of a task, found by reading the log."""
-        needle = b'"task_id":%b' % msgspec.json.encode(id)
-        found: list[EventRow] = []
-        for segment in self.event_segments():
-            data = self.files.read(segment.path, 0, segment.size)
-            at = data.find(needle)
-            while at >= 0:
-                start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
-                line = data[start:end]
-                if is_sealed(line):
-                    event = read_event_line(line)
-                    if event.task_id == id and event.seq >= self.index.counters.first_event:
-                        found.append(event)
-                at = data.find(needle, end)
-        return found
-
-    def mark(self, segment: Segment, data: bytes, offset: int) -> int:
-        """Remember the place of some events, now and then; the number of the first of them."""
-        seq, marks = first_seq(data), self._marks[segment]
-        if not marks or offset - marks[-1][1] >= MARK_BYTES:
-            marks.append((seq, offset))
-        return seq
-
     # -- journals and upkeep -----------------------------------------------------------------------
 
     def begin_journal(self) -> None:
-        """Every process does so at the same size, so that all know which journal comes next."""
+        """Begin the next journal. Every process does so at the same size, so that all know which one comes next."""
         self.journal, self.journal_end = self.journal + 1, 0
         self.checkpoint_due = Meta(
             store_id=self.store_id,
@@ -512,6 +468,7 @@ class Folder:
         self.files.lock()
         try:
             on_disk = self.read_meta()
+            # Another process may have finished a later checkpoint meanwhile.
             if on_disk is None or on_disk.commit < meta.commit:
                 self.write_meta(meta)
                 for name, _ in self.files.names("journal"):
@@ -533,7 +490,7 @@ class Folder:
         self.replace_file(META, meta)
 
     def replace_file(self, path: str, value: object) -> None:
-        """A small file as a whole, by rename: the old one or the new one, never half of it."""
+        """Replace a small file as a whole, by rename: there is the old one or the new one, never half of it."""
         self.files.remove(f"{path}.tmp")
         self.files.write(f"{path}.tmp", 0, sealed_file(value))
         self.files.sync(f"{path}.tmp")
@@ -541,7 +498,7 @@ class Folder:
         self.files.sync_folder("")
 
     def tend(self) -> None:
-        """What keeps the folder small, after a commit. If it fails, the commit stands all the same."""
+        """Keep the folder small, after a commit. If this fails, the commit stands all the same."""
         try:
             if self.wants_compacting and not self.stale:
                 self.compact()
@@ -551,6 +508,7 @@ class Folder:
     def compact(self) -> None:
         """Move what is left out of a closed segment that is mostly blank, one at a time."""
         for segment in self.segments.values():
+            # Only when three quarters of it are blank, and one file for each commit, since others wait meanwhile.
             if segment.table != EVENTS and self._current.get(segment.table) is not segment and segment.live < segment.size // 4:
                 self.rewrite(segment)
                 return
@@ -562,7 +520,7 @@ class Folder:
         self._commit_as_told(Commit(commit=self.commit + 1), [])
 
     def rewrite(self, segment: Segment) -> None:
-        """The good lines of a segment move to a new one, and the old one goes."""
+        """Move the good lines of a segment to a new one, and drop the old one."""
         data = self.files.read(segment.path, 0, segment.size)
         lines = [line + b"\n" for line in data.split(b"\n") if line.strip() and is_sealed(line)]
         self.index.counters.segment += 1
@@ -570,6 +528,7 @@ class Folder:
         head = Commit(commit=self.commit + 1, drops=[segment.path], rows=Rows(counters=counters))
         puts: list[Put] = []
         if lines:
+            # The number stays, by which segments are in order. The path is new: nobody may take the one file for the other.
             fresh = self._new_segment(segment.table, segment.number, counters.segment)
             body = b"".join(lines)
             head.puts = [(fresh.path, 0, len(body))]
@@ -595,13 +554,8 @@ def segment_of(path: str) -> Segment:
     return Segment(path, table, int(name[:12]))
 
 
-def first_seq(data: bytes) -> int:
-    """The number of the event with which these lines begin."""
-    return int(data[len(b'{"seq":') : data.index(b",")])
-
-
 def sealed_file(value: object) -> bytes:
-    """A small file: readable JSON, then a line with its checksum."""
+    """Returns a small file: readable JSON, then a line with its checksum."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
     return b"%b# crc32 %08x\n" % (text, zlib.crc32(text))
 

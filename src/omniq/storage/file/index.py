@@ -1,4 +1,4 @@
-"""What a process knows of a file store without reading it: where each task stands, and in which order tasks are due.
+"""The index of a file store, which saves reading it: where each task stands, and in which order tasks are due.
 
 The index is made from the folder's lines and can always be made again. Entries are never changed, only replaced, so that
 whatever still refers to an old one (a place in a line-up) sees at once that it no longer holds, and a commit that failed is
@@ -18,12 +18,13 @@ from typing import Any
 import msgspec
 
 from omniq.models import State
-from omniq.operations import Filter, WorkerInfo
-from omniq.storage.cursors import few
+from omniq.operations import WorkerInfo
 from omniq.storage.file.lines import KeyLine, LineGlimpse
-from omniq.storage.ledger import FanIn, Lane, QueueRow, Run
+from omniq.storage.ledger import FanIn, Lane, QueueRow, StagedRun
 
 
+# No cycles, so the garbage collector passes these classes by (`gc=False`): there may be a million entries. `eq=False`: two
+# entries with the same values are not the same, since one of them no longer holds.
 class Segment(msgspec.Struct, gc=False, eq=False):
     """A file of lines. `size` is what is committed, `live` the bytes in it that still hold."""
 
@@ -35,7 +36,7 @@ class Segment(msgspec.Struct, gc=False, eq=False):
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """Where a line is, its newline included."""
+    """The place of a line, its newline included."""
 
     segment: Segment
     offset: int
@@ -43,7 +44,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
-    """A result: where it is and how long it is kept."""
+    """A result: its place, and the moment when it expires."""
 
     place: Place
     expires_us: int | None
@@ -71,7 +72,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
 
 
 class Lineup:
-    """Entries in their order. Most arrive in order, so most wait in a plain queue; the others in a heap beside it."""
+    """Entries in their order. Most arrive in order and wait in a plain queue, the others in a heap beside it."""
 
     def __init__(self, entries: dict[str, Entry]) -> None:
         self._entries = entries
@@ -91,7 +92,7 @@ class Lineup:
         line.append(entry)
 
     def first(self) -> Entry | None:
-        """The first entry that still holds; those before it are forgotten."""
+        """Returns the first entry that still holds, and forgets those before it."""
         line, heap, entries = self._line, self._heap, self._entries
         while line and entries.get(line[0].id) is not line[0]:
             line.popleft()
@@ -113,19 +114,20 @@ class Lineup:
         return entry
 
     def __iter__(self) -> Iterator[Entry]:
-        """All entries that still hold, in no order."""
+        """Yields all entries that still hold, in no order."""
         for entry in itertools.chain(self._line, (item[4] for item in self._heap)):
             if self._entries.get(entry.id) is entry:
                 yield entry
 
     def until(self, moment_us: int, limit: int) -> list[Entry]:
-        """Up to about `limit` entries that are due by then, in no order. Looks at no others."""
+        """Returns up to about `limit` entries that are due by then, in no order. Looks at no others."""
         found: list[Entry] = []
         for entry in self._line:
             if entry.due_us > moment_us or len(found) >= limit:
                 break
             if self._entries.get(entry.id) is entry:
                 found.append(entry)
+        # A heap is a tree whose children come later than their parent: below a node that is not due nothing is.
         look = [0]
         while look and len(found) < limit:
             at = look.pop()
@@ -148,8 +150,8 @@ class Counters(msgspec.Struct, kw_only=True):
     segment: int = 0  # the last number of a file; never used again
 
 
-class Key(msgspec.Struct, frozen=True, gc=False):
-    """An idempotency key's line and where it is."""
+class KeyEntry(msgspec.Struct, frozen=True, gc=False):
+    """The line of an idempotency key, and its place."""
 
     line: KeyLine
     place: Place | None = None
@@ -162,7 +164,7 @@ class Index:
         self.entries: dict[str, Entry] = {}  # in the order of `seq`
         self.queues: dict[str, QueueRow] = {}
         self.lanes: dict[str, dict[str, Lane]] = {}
-        self.keys: dict[tuple[str, str], Key] = {}
+        self.keys: dict[tuple[str, str], KeyEntry] = {}
         self.deferrals: dict[str, bool] = {}
         self.workers: dict[str, WorkerInfo] = {}
         self.fan_ins: dict[str, FanIn] = {}
@@ -178,7 +180,7 @@ class Index:
         self._expiring: list[tuple[int, str]] = []
         self._expiring_keys: list[tuple[int, tuple[str, str]]] = []
         self.dead: dict[str, Entry] = {}
-        self.runs: dict[tuple[str, str], Run] = {}
+        self.runs: dict[tuple[str, str], StagedRun] = {}
         self.claims: dict[str, tuple[str, ...]] = {}  # of a staged task: the runs that claim it besides its own
         self._staged: dict[tuple[str, str], dict[str, None]] = {}
         self._unsorted: set[tuple[str, str]] = set()  # runs whose tasks are not in the order of `seq`
@@ -186,7 +188,7 @@ class Index:
     # -- tasks -------------------------------------------------------------------------------------
 
     def put(self, entry: Entry) -> None:
-        """A task is there, or is there anew."""
+        """Add a task, or replace it."""
         old = self.entries.get(entry.id)
         if old is not None:
             self._leave(old)
@@ -242,7 +244,7 @@ class Index:
                     del self.blocks[blocker]
 
     def keep(self, entry: Entry, kept: Kept | None) -> None:
-        """A task's result is there (or no longer)."""
+        """Note the result of a task, or with None that it has none."""
         entry.kept = kept
         if kept is not None:
             self._expire(entry.id, kept)
@@ -273,7 +275,7 @@ class Index:
         return self._scheduled.get(queue)
 
     def in_state(self, state: State, queue: str | None) -> list[Entry]:
-        """Tasks that are in a state: all of them, unless they came without a result from another store."""
+        """Returns the tasks in a state: all of them, unless they came without a result from another store."""
         match state:
             case State.STAGED:
                 found = [self.entries[id] for tasks in self._staged.values() for id in tasks]
@@ -288,23 +290,12 @@ class Index:
             case State.DEAD:
                 found = list(self.dead.values())
             case _:
+                # Ended tasks have no order of their own, but those with a result are in the one by which results expire.
                 found = [self.entries[id] for _, id in self._expiring if id in self.entries]
         return [e for e in found if e.state is state and queue in (None, e.queue)]
 
-    def few(self, filter: Filter, scan_limit: int) -> list[Entry] | None:
-        """The few tasks that can match, oldest first, with some that do not; None if no order leads to few."""
-        if filter.ids:
-            found = {id: self.entries[id] for id in filter.ids if id in self.entries}
-            return sorted(found.values(), key=_seq) if len(filter.ids) <= scan_limit else None
-        states = filter.possible
-        there = sum(c[s] for queue, c in self._counts.items() if filter.queue in (None, queue) for s in states)
-        if not few(there, len(self.entries), scan_limit):
-            return None
-        found = {e.id: e for s in states for e in self.in_state(s, filter.queue)}
-        return sorted(found.values(), key=_seq) if len(found) == there else None
-
     def next_lease(self, queue: str) -> int | None:
-        """When the first lease of a queue ends."""
+        """Returns the moment when the first lease of a queue ends."""
         heap = self._leases.get(queue, [])
         while heap:
             moment, id = heap[0]
@@ -315,7 +306,7 @@ class Index:
         return None
 
     def heads(self, queue: str) -> Iterator[Entry]:
-        """The first ready task of each lane of a queue."""
+        """Yields the first ready task of each lane of a queue."""
         lineups = [self._ready.get((queue, None)), *(self._ready.get((queue, g)) for g in self.lanes.get(queue, ()))]
         for lineup in lineups:
             head = lineup.first() if lineup is not None else None
@@ -332,7 +323,7 @@ class Index:
 
     # -- keys --------------------------------------------------------------------------------------
 
-    def put_key(self, key: Key) -> None:
+    def put_key(self, key: KeyEntry) -> None:
         place = (key.line.queue, key.line.key)
         while self._expiring_keys and not self._key_expires(*self._expiring_keys[0]):
             heapq.heappop(self._expiring_keys)
@@ -344,7 +335,7 @@ class Index:
         return key is not None and key.line.expires_us <= moment_us
 
     def expired_keys(self, now_us: int, limit: int) -> list[tuple[str, str]]:
-        """Keys whose time is over and whose task has ended; of the others it is asked again later."""
+        """Returns keys whose time is over and whose task has ended. The others are asked about again later."""
         found: dict[tuple[str, str], None] = {}
         alive: list[tuple[int, tuple[str, str]]] = []
         while self._expiring_keys and self._expiring_keys[0][0] <= now_us and len(found) < limit:
@@ -373,7 +364,7 @@ class Index:
             self._stage((queue, run_id), id)
 
     def forget_lost_claims(self) -> None:
-        """Claims of tasks that could not be read."""
+        """Drop the claims of tasks that could not be read."""
         lost = {id for id in self.claims if id not in self.entries or self.entries[id].state is not State.STAGED}
         for id in lost:
             del self.claims[id]
@@ -395,8 +386,8 @@ class Index:
             self._staged.pop(run, None)
             self._unsorted.discard(run)
 
-    def staged(self, run: Run, limit: int) -> list[Entry]:
-        """Staged tasks that carry the run's id or that it claims, oldest first."""
+    def staged(self, run: StagedRun, limit: int) -> list[Entry]:
+        """Returns staged tasks that carry the run's id or that it claims, oldest first."""
         place = (run.queue, run.run_id)
         if place in self._unsorted:
             self._unsorted.discard(place)
@@ -410,6 +401,7 @@ class Index:
 
     def put_lane(self, lane: Lane) -> None:
         self.lanes.setdefault(lane.queue, {})[lane.group] = lane
+        # For its tidying only, as in every order that something joins.
         self.open_lane(lane.queue)
         if lane.open:
             heapq.heappush(self._open.setdefault(lane.queue, []), (lane.turn, lane.group))
@@ -419,7 +411,7 @@ class Index:
         self._ready.pop((queue, group), None)
 
     def open_lane(self, queue: str) -> Lane | None:
-        """The lane whose turn it is."""
+        """Returns the lane whose turn it is."""
         heap = self._open.get(queue, [])
         while heap:
             turn, group = heap[0]
@@ -428,10 +420,6 @@ class Index:
                 return lane
             heapq.heappop(heap)
         return None
-
-
-def _seq(entry: Entry) -> int:
-    return entry.seq
 
 
 def entry_of(glimpse: LineGlimpse, place: Place, kept: Kept | None) -> Entry:
@@ -461,7 +449,7 @@ def replaced(entry: Entry, **changes: Any) -> Entry:
 
 
 def merged(places: Sequence[Place]) -> list[tuple[Segment, int, int]]:
-    """Neighbouring places as one stretch."""
+    """Returns places as stretches, neighbours as one."""
     stretches: list[tuple[Segment, int, int]] = []
     for place in sorted(places, key=lambda p: (p.segment.path, p.offset)):
         if stretches and stretches[-1][0] is place.segment and sum(stretches[-1][1:]) == place.offset:

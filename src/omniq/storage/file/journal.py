@@ -1,4 +1,4 @@
-"""The journal of a file store: what a commit writes where, in one append, before it is so.
+"""The journal of a file store: all that a commit writes is first appended here, in one piece.
 
 A record is a line of JSON (which bytes go to which place of which file, which stretches are blanked, which files go, which
 small rows change), then the bytes themselves, then a line with the checksum of it all. A commit has happened when its record
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from omniq.storage.file.ledger import Rows
+from omniq.storage.file.changes import Rows
 
 FOLDER = "journal"
-_START = b'{"commit":'
+_START = b'{"commit":'  # fields are written in the order of the class, so every head begins so
 
 
 class Commit(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -31,7 +31,7 @@ class Commit(msgspec.Struct, omit_defaults=True, kw_only=True):
     rows: Rows = msgspec.field(default_factory=Rows)
 
 
-class Found(msgspec.Struct, frozen=True):
+class JournalRecord(msgspec.Struct, frozen=True):
     """A whole record in a journal: its head, its bytes, and where it ends."""
 
     head: Commit
@@ -52,8 +52,8 @@ def record_of(head: Commit, body: Sequence[bytes]) -> bytes:
     return b'%b{"end":%d,"sum":"%08x"}\n' % (data, head.commit, zlib.crc32(data))
 
 
-def read_record(data: bytes, at: int) -> Found | None:
-    """The record that begins there, if it is whole."""
+def read_record(data: bytes, at: int) -> JournalRecord | None:
+    """Returns the record that begins at a place, if it is whole."""
     newline = data.find(b"\n", at)
     if newline < 0 or not data.startswith(_START, at):
         return None
@@ -66,11 +66,11 @@ def read_record(data: bytes, at: int) -> Found | None:
     end = data.find(b"\n", stop) + 1
     if end <= 0 or data[stop:end] != b'{"end":%d,"sum":"%08x"}\n' % (head.commit, zlib.crc32(memoryview(data)[at:stop])):
         return None
-    return Found(head, data[start:stop], end)
+    return JournalRecord(head, data[start:stop], end)
 
 
-def records(data: bytes) -> Iterator[Found]:
-    """The whole records from the start of `data` up to the first that is not."""
+def records(data: bytes) -> Iterator[JournalRecord]:
+    """Yields the whole records from the start of `data` up to the first that is not."""
     at = 0
     while (found := read_record(data, at)) is not None:
         yield found
@@ -78,6 +78,6 @@ def records(data: bytes) -> Iterator[Found]:
 
 
 def next_start(data: bytes, at: int) -> int | None:
-    """Where the next record may begin, behind one that cannot be read."""
+    """Returns the place where the next record may begin, behind one that cannot be read."""
     found = data.find(b"\n" + _START, at)
     return None if found < 0 else found + 1

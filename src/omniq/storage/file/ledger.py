@@ -11,9 +11,9 @@ from typing import Any, cast
 import msgspec
 
 from omniq.models import Record, State, StoredResult
-from omniq.operations import Enqueue, WorkerInfo
-from omniq.storage.file.index import Counters, Entry, Index, Kept, Place, replaced
-from omniq.storage.file.index import Key as IndexedKey
+from omniq.operations import WorkerInfo
+from omniq.storage.file.changes import Changes, NewLine
+from omniq.storage.file.index import Entry, Index, Kept, KeyEntry, Place, replaced
 from omniq.storage.file.lines import (
     EVENTS,
     KEYS,
@@ -25,99 +25,14 @@ from omniq.storage.file.lines import (
     table_of,
     task_line,
 )
-from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, Run
+from omniq.storage.ledger import FanIn, Key, Lane, QueueRow, StagedRun, WholeLedger
 
-HELD_RECORDS = 10_000  # running tasks whose records are kept at hand for their end
-
-
-class Rows(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The small tables: what a commit changed of them, or all of them."""
-
-    queues: list[QueueRow] = []
-    lanes: list[Lane] = []
-    lanes_gone: list[tuple[str, str]] = []
-    deferred: dict[str, bool] = {}
-    undeferred: list[str] = []
-    workers: list[WorkerInfo] = []
-    workers_gone: list[str] = []
-    fan_ins: dict[str, FanIn] = {}
-    fan_ins_gone: list[str] = []
-    members: dict[str, dict[str, int]] = {}  # of a fan-in: each that was counted, and what it was told
-    runs: list[Run] = []
-    runs_gone: list[tuple[str, str]] = []
-    claims: dict[str, tuple[str, tuple[str, ...]]] = {}  # of a staged task: its queue, and the runs that claim it too
-    counters: Counters | None = None
-
-    def apply(self, index: Index) -> None:
-        for row in self.queues:
-            index.queues[row.queue] = row
-        for queue, group in self.lanes_gone:
-            index.remove_lane(queue, group)
-        for lane in self.lanes:
-            index.put_lane(lane)
-        for id in self.undeferred:
-            index.deferrals.pop(id, None)
-        index.deferrals.update(self.deferred)
-        for worker in self.workers_gone:
-            index.workers.pop(worker, None)
-        for info in self.workers:
-            index.workers[info.worker] = info
-        for key in self.fan_ins_gone:
-            index.fan_ins.pop(key, None)
-            index.members.pop(key, None)
-        index.fan_ins.update(self.fan_ins)
-        for key, members in self.members.items():
-            index.members.setdefault(key, {}).update(members)
-        for place in self.runs_gone:
-            index.runs.pop(place, None)
-        for run in self.runs:
-            index.runs[run.queue, run.run_id] = run
-        for id, (queue, runs) in self.claims.items():
-            index.put_claims(id, queue, runs)
-        if self.counters is not None:
-            index.counters = self.counters
-
-    @staticmethod
-    def of(index: Index) -> Rows:
-        return Rows(
-            queues=list(index.queues.values()),
-            lanes=[lane for lanes in index.lanes.values() for lane in lanes.values()],
-            deferred=dict(index.deferrals),
-            workers=list(index.workers.values()),
-            fan_ins=dict(index.fan_ins),
-            members={key: dict(members) for key, members in index.members.items()},
-            runs=list(index.runs.values()),
-            claims={id: (index.entries[id].queue, runs) for id, runs in index.claims.items()},
-            counters=copy.copy(index.counters),
-        )
+_TABLES = ("queues", "keys", "deferrals", "workers", "fan_ins", "runs")  # of the index, by its names for them
+HELD_RECORDS = 10_000  # running tasks whose records are kept at hand, so that their end does not read their lines again
 
 
-class NewLine(msgspec.Struct):
-    """A line that a commit will write, and what to tell the index when its place is known."""
-
-    table: str
-    data: bytes
-    placed: Callable[[Place], None] | None = None
-
-
-class Changes(msgspec.Struct, kw_only=True):
-    """What a commit has to write."""
-
-    lines: list[NewLine] = []
-    blanks: list[Place] = []
-    gone: list[str] = []
-    unkept: list[str] = []
-    keys_gone: list[tuple[str, str]] = []
-    drops: list[str] = []
-    first_event: int = 0  # the number of the first event among the lines
-    rows: Rows = msgspec.field(default_factory=Rows)
-
-    def __bool__(self) -> bool:
-        return self != Changes()
-
-
-class FileLedger:
-    """The `Ledger` of one commit. The index is changed at once; `undo` puts it back when the commit cannot be written."""
+class FileLedger(WholeLedger):
+    """The ledger of one commit. The index is changed at once; `undo` puts it back when the commit cannot be written."""
 
     def __init__(
         self,
@@ -132,17 +47,12 @@ class FileLedger:
         self._read = read
         self._held = held
         self._records: dict[str, Record] = {}
-        self._before: dict[str, Entry | None] = {}
+        self._before: dict[str, Entry | None] = {}  # entries that this commit touched, as they were; None: it is new
         self._events: list[bytes] = []
-        self._old_queues: dict[str, QueueRow | None] = {}  # what this commit touched, as it was before
+        self._old: dict[str, dict[Any, Any]] = {name: {} for name in _TABLES}  # rows that this commit touched, as they were
         self._old_lanes: dict[tuple[str, str], Lane | None] = {}
-        self._old_keys: dict[tuple[str, str], IndexedKey | None] = {}
-        self._old_deferrals: dict[str, bool | None] = {}
-        self._old_workers: dict[str, WorkerInfo | None] = {}
-        self._old_fan_ins: dict[str, FanIn | None] = {}
         self._old_members: dict[str, dict[str, int]] = {}  # all of a fan-in that went
         self._new_members: dict[str, dict[str, int]] = {}
-        self._old_runs: dict[tuple[str, str], Run | None] = {}
         self._old_claims: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._counters = copy.copy(index.counters)
         self.drops: list[str] = []
@@ -160,30 +70,19 @@ class FileLedger:
 
     def _fetch(self, entry: Entry) -> Record:
         known = self._held.get(entry.id)
+        # The very same entry: every commit that changes a task, of any process, replaces it.
         if known is not None and known[0] is entry:
             return known[1]
         return cast(Record, self._read(cast(Place, entry.place)).task)
 
     def peek(self, entry: Entry) -> Record:
-        """A task as this commit sees it, to look at only."""
+        """Returns a task as this commit sees it, only to look at."""
         return self._records.get(entry.id) or self._fetch(entry)
 
     def insert(self, task: Record) -> None:
         self.index.counters.seq += 1
         task.seq = self.index.counters.seq
         self._put(task, ())
-
-    def insert_plain(self, op: Enqueue, now_us: int) -> bool:
-        return False
-
-    def end_plain(self, task: Record, now_us: int) -> bool:
-        return False
-
-    def save_leased(self, tasks: Sequence[Record], now_us: int) -> None:
-        for task in tasks:
-            self.save(task, State.READY, task.queue)
-            if self.events_on:
-                self.event(task, "started", now_us, None)
 
     def save(self, task: Record, was: State, was_queue: str) -> None:
         self._put(task, self.index.entries[task.id].waits_for if task.state is State.BLOCKED else ())
@@ -220,7 +119,7 @@ class FileLedger:
         self.remove(task.id)
 
     def remove(self, id: str) -> None:
-        """A task goes; its record need not be read for that."""
+        """Delete a task without reading its record."""
         self._touch(id)
         self._records.pop(id, None)
         self.results.pop(id, None)
@@ -236,7 +135,7 @@ class FileLedger:
             entry = lineup.pop()
             if entry is None:
                 break
-            self._touch(entry.id)
+            self._touch(entry.id)  # it has left the line-up, so `undo` must put it back even if it is never saved
             found.append(entry)
         return self._load_all(found)
 
@@ -267,15 +166,27 @@ class FileLedger:
                 moments.append(first.due_us)
         return min(moments, default=None)
 
+    # -- rows of the small tables ------------------------------------------------------------------
+
+    def _touch_row(self, table: str, key: Any) -> dict[Any, Any]:
+        rows: dict[Any, Any] = getattr(self.index, table)
+        # Only the first time: later changes of the same commit must not pass for how the row was.
+        self._old[table].setdefault(key, rows.get(key))
+        return rows
+
+    def _set(self, table: str, key: Any, row: Any) -> None:
+        """Set a row of a table, or delete it with None."""
+        _put(self._touch_row(table, key), key, row)
+
     # -- queues, lanes, keys -----------------------------------------------------------------------
 
     def queue(self, queue: str) -> QueueRow:
         row = self.index.queues.get(queue)
+        # A copy, here and below: the machine changes rows in place, and `undo` needs them as they were.
         return copy.copy(row) if row is not None else QueueRow(queue)
 
     def save_queue(self, row: QueueRow) -> None:
-        self._old_queues.setdefault(row.queue, self.index.queues.get(row.queue))
-        self.index.queues[row.queue] = row
+        self._set("queues", row.queue, row)
 
     def lane(self, queue: str, group: str) -> Lane:
         lane = self.index.lane(queue, group)
@@ -301,12 +212,11 @@ class FileLedger:
         return None if found is None else Key(found.line.task_id, found.line.fingerprint, found.line.expires_us)
 
     def save_key(self, queue: str, key: str, value: Key) -> None:
-        self._old_keys.setdefault((queue, key), self.index.keys.get((queue, key)))
-        self.index.put_key(IndexedKey(KeyLine(queue, key, value.task_id, value.fingerprint, value.expires_us)))
+        self._touch_row("keys", (queue, key))
+        self.index.put_key(KeyEntry(KeyLine(queue, key, value.task_id, value.fingerprint, value.expires_us)))
 
     def delete_key(self, queue: str, key: str) -> None:
-        self._old_keys.setdefault((queue, key), self.index.keys.get((queue, key)))
-        self.index.keys.pop((queue, key), None)
+        self._set("keys", (queue, key), None)
 
     # -- results, dependents, events, workers ------------------------------------------------------
 
@@ -318,7 +228,7 @@ class FileLedger:
         self.remove_result(task.id)
 
     def remove_result(self, id: str) -> None:
-        """A result goes, the task stays; its record need not be read for that."""
+        """Delete a result and keep the task, without reading its record."""
         entry = self._touch(id)
         if entry is not None and entry.kept is not None:
             self.index.put(replaced(entry, kept=None))
@@ -333,6 +243,7 @@ class FileLedger:
 
     def dependents(self, blocker_id: str, limit: int) -> list[Record]:
         waiting = [self.index.entries[id] for id in self.index.blocks.get(blocker_id, ())]
+        # Oldest first as on other stores, since events are written in this order.
         return self._load_all(heapq.nsmallest(limit, waiting, key=lambda entry: entry.seq))
 
     def unblock(self, blocker_id: str, dependent: Record) -> None:
@@ -341,37 +252,30 @@ class FileLedger:
             self.index.put(replaced(entry, waits_for=tuple(b for b in entry.waits_for if b != blocker_id)))
 
     def defer(self, blocker_id: str, dead: bool) -> None:
-        self._old_deferrals.setdefault(blocker_id, self.index.deferrals.get(blocker_id))
-        self.index.deferrals[blocker_id] = dead
+        self._set("deferrals", blocker_id, dead)
 
     def deferred(self, limit: int) -> list[tuple[str, bool]]:
         return list(self.index.deferrals.items())[:limit]
 
     def undefer(self, blocker_id: str) -> None:
-        self._old_deferrals.setdefault(blocker_id, self.index.deferrals.get(blocker_id))
-        self.index.deferrals.pop(blocker_id, None)
+        self._set("deferrals", blocker_id, None)
 
     def event(self, task: Record, event: str, now_us: int, data: bytes | None) -> None:
         self.index.counters.event += 1
         self._events.append(event_line(self.index.counters.event, task, event, now_us, data))
 
     def beat(self, info: WorkerInfo, gone: bool, now_us: int) -> None:
-        self._old_workers.setdefault(info.worker, self.index.workers.get(info.worker))
-        if gone:
-            self.index.workers.pop(info.worker, None)
-        else:
-            self.index.workers[info.worker] = msgspec.structs.replace(info, seen_at_us=now_us)
+        self._set("workers", info.worker, None if gone else msgspec.structs.replace(info, seen_at_us=now_us))
 
     def fan_in(self, key: str) -> FanIn | None:
         return copy.copy(self.index.fan_ins.get(key))
 
     def save_fan_in(self, key: str, value: FanIn) -> None:
-        self._old_fan_ins.setdefault(key, self.index.fan_ins.get(key))
-        self.index.fan_ins[key] = value
+        self._set("fan_ins", key, value)
 
     def delete_fan_in(self, key: str) -> None:
         if key in self.index.fan_ins:
-            self._old_fan_ins.setdefault(key, self.index.fan_ins.pop(key))
+            self._set("fan_ins", key, None)
             self._old_members.setdefault(key, self.index.members.pop(key, {}))
             self._new_members.pop(key, None)
 
@@ -384,32 +288,21 @@ class FileLedger:
 
     # -- staged runs -------------------------------------------------------------------------------
 
-    def run(self, queue: str, run_id: str) -> Run | None:
+    def run(self, queue: str, run_id: str) -> StagedRun | None:
         return copy.copy(self.index.runs.get((queue, run_id)))
 
-    def save_run(self, run: Run) -> None:
-        self._old_runs.setdefault((run.queue, run.run_id), self.index.runs.get((run.queue, run.run_id)))
-        self.index.runs[run.queue, run.run_id] = copy.copy(run)
+    def save_run(self, run: StagedRun) -> None:
+        self._set("runs", (run.queue, run.run_id), copy.copy(run))
 
-    def delete_run(self, run: Run) -> None:
-        self._old_runs.setdefault((run.queue, run.run_id), run)
-        self.index.runs.pop((run.queue, run.run_id), None)
+    def delete_run(self, run: StagedRun) -> None:
+        self._set("runs", (run.queue, run.run_id), None)
 
-    def unsettled(self, now_us: int, limit: int) -> list[Run]:
+    def unsettled(self, now_us: int, limit: int) -> list[StagedRun]:
         runs = (run for run in self.index.runs.values() if run.unsettled(now_us))
         return [copy.copy(run) for run in itertools.islice(runs, limit)]
 
-    def staged(self, run: Run, limit: int) -> list[Record]:
+    def staged(self, run: StagedRun, limit: int) -> list[Record]:
         return self._load_all(self.index.staged(run, limit))
-
-    def foresee(self, queue: str, tasks: Sequence[Enqueue]) -> None:
-        pass
-
-    def stage_plain(self, op: Enqueue, run: Run, now_us: int) -> bool:
-        return False
-
-    def release_plain(self, run: Run, now_us: int, limit: int) -> int:
-        return 0
 
     def claim(self, task: Record, run_id: str) -> None:
         self._put_claims(task, (*self.index.claims.get(task.id, ()), run_id))
@@ -427,7 +320,7 @@ class FileLedger:
     # -- results -----------------------------------------------------------------------------------
 
     def result(self, id: str) -> StoredResult | None:
-        """The result of a task as this commit sees it."""
+        """Returns the result of a task as this commit sees it."""
         if id in self.results:
             dirty = self.results[id]
             return None if dirty is None else dirty[0]
@@ -437,13 +330,13 @@ class FileLedger:
     # -- the end of the commit ---------------------------------------------------------------------
 
     def changes(self) -> Changes:
-        """Everything that must be written so that the folder says what the index says."""
+        """Returns all that must be written for the folder to agree with the index."""
         found = Changes(drops=self.drops, first_event=self._counters.event + 1 if self._events else 0)
         for id, old in self._before.items():
             new = self.index.entries.get(id)
             if new is not old or id in self.results:
                 self._change(id, old, new, found)
-        for place, key in self._old_keys.items():
+        for place, key in self._old["keys"].items():
             self._change_key(place, key, found)
         self._change_rows(found)
         if self._events:
@@ -469,6 +362,7 @@ class FileLedger:
             stored = cast(StoredResult, self._read(new.kept.place).result)  # it stands on the line that is written anew
             dirty = stored, new.kept.expires_us
         table = table_of(new.state)
+        # A task that goes on, as a dead letter or with its next round, has its result on a line of its own.
         together = dirty is not None and table == RESULTS
         result, expires = dirty if dirty is not None else (None, None)
 
@@ -489,39 +383,28 @@ class FileLedger:
 
     def _change_rows(self, found: Changes) -> None:
         index, rows = self.index, found.rows
-        rows.queues += [index.queues[queue] for queue in self._old_queues]
-        for place in self._old_lanes:
-            lane = index.lane(*place)
-            if lane is None:
-                rows.lanes_gone.append(place)
-            else:
-                rows.lanes.append(lane)
-        for id in self._old_deferrals:
-            if id in index.deferrals:
-                rows.deferred[id] = index.deferrals[id]
-            else:
-                rows.undeferred.append(id)
-        for worker in self._old_workers:
-            if worker in index.workers:
-                rows.workers.append(index.workers[worker])
-            else:
-                rows.workers_gone.append(worker)
-        rows.fan_ins_gone += list(self._old_members)  # a new one under the same key follows
-        for key in self._old_fan_ins:
-            if key in index.fan_ins:
-                rows.fan_ins[key] = index.fan_ins[key]
-        rows.members.update(self._new_members)
-        for place in self._old_runs:
-            if place in index.runs:
-                rows.runs.append(index.runs[place])
-            else:
-                rows.runs_gone.append(place)
-        for id, (queue, _) in self._old_claims.items():
-            rows.claims[id] = (queue, index.claims.get(id, ()))
+        rows.queues, _ = self._told("queues")
+        rows.workers, rows.workers_gone = self._told("workers")
+        rows.runs, rows.runs_gone = self._told("runs")
+        lanes = {place: index.lane(*place) for place in self._old_lanes}
+        rows.lanes = [lane for lane in lanes.values() if lane is not None]
+        rows.lanes_gone = [place for place, lane in lanes.items() if lane is None]
+        rows.deferred = {id: index.deferrals[id] for id in self._old["deferrals"] if id in index.deferrals}
+        rows.undeferred = [id for id in self._old["deferrals"] if id not in index.deferrals]
+        rows.fan_ins = {key: index.fan_ins[key] for key in self._old["fan_ins"] if key in index.fan_ins}
+        rows.fan_ins_gone = list(self._old_members)  # a new one under the same key follows
+        rows.members = self._new_members
+        rows.claims = {id: (queue, index.claims.get(id, ())) for id, (queue, _) in self._old_claims.items()}
         if index.counters != self._counters:
             rows.counters = copy.copy(index.counters)
 
-    def _change_key(self, place: tuple[str, str], old: IndexedKey | None, found: Changes) -> None:
+    def _told(self, table: str) -> tuple[list[Any], list[Any]]:
+        """Returns the rows of a table that this commit changed, and the keys of those that it deleted."""
+        rows: dict[Any, Any] = getattr(self.index, table)
+        touched = self._old[table]
+        return [rows[key] for key in touched if key in rows], [key for key in touched if key not in rows]
+
+    def _change_key(self, place: tuple[str, str], old: KeyEntry | None, found: Changes) -> None:
         new = self.index.keys.get(place)
         if new is old:
             return
@@ -533,7 +416,7 @@ class FileLedger:
         line = new.line
 
         def placed(where: Place) -> None:
-            self.index.keys[place] = IndexedKey(line, where)
+            self.index.keys[place] = KeyEntry(line, where)
 
         found.lines.append(NewLine(KEYS, sealed(line), placed))
 
@@ -550,7 +433,7 @@ class FileLedger:
                 held.pop(id, None)
 
     def undo(self) -> None:
-        """The commit could not be written: the index goes back to where it was."""
+        """Put the index back to where it was, since the commit could not be written."""
         index = self.index
         removed = False
         for id, old in self._before.items():
@@ -561,16 +444,13 @@ class FileLedger:
                 index.put(replaced(old))  # a new entry: the old one's place in a line-up may still be there
         if removed:
             index.sort()
-        _restore(index.queues, self._old_queues)
-        for place, key in self._old_keys.items():
-            if key is None:
-                index.keys.pop(place, None)
-            else:
-                index.put_key(key)
-        _restore(index.deferrals, self._old_deferrals)
-        _restore(index.workers, self._old_workers)
-        _restore(index.fan_ins, self._old_fan_ins)
-        _restore(index.runs, self._old_runs)
+        for table, old_rows in self._old.items():
+            rows: dict[Any, Any] = getattr(index, table)
+            for key, row in old_rows.items():
+                if table == "keys" and row is not None:
+                    index.put_key(row)  # it expires again
+                else:
+                    _put(rows, key, row)
         for id, (queue, runs) in self._old_claims.items():
             index.put_claims(id, queue, runs)
         for key, counted in self._new_members.items():
@@ -594,9 +474,8 @@ def _places(entry: Entry | None) -> list[Place]:
     return [entry.place, entry.kept.place]
 
 
-def _restore(table: dict[Any, Any], old: dict[Any, Any]) -> None:
-    for key, row in old.items():
-        if row is None:
-            table.pop(key, None)
-        else:
-            table[key] = row
+def _put(rows: dict[Any, Any], key: Any, row: Any) -> None:
+    if row is None:
+        rows.pop(key, None)
+    else:
+        rows[key] = row

@@ -38,6 +38,7 @@ def table_of(state: State) -> str:
 class TaskLine(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     """A task, its result, or both. JSON that belongs to the user stands as it is; other bytes as base64."""
 
+    # For whoever reads the lines with plain tools: it follows from the task, and nothing here reads it.
     status: str = ""
     task: Record | None = None
     payload: Raw = NOTHING
@@ -51,8 +52,9 @@ class TaskLine(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     expires_us: int | None = None
 
 
+# Opening a folder reads each of its lines: fields that are not named here are skipped and not decoded.
 class TaskGlimpse(msgspec.Struct, gc=False):
-    """What the index keeps of a task."""
+    """The fields of a task that the index keeps."""
 
     id: str
     queue: str
@@ -131,6 +133,7 @@ def is_sealed(line: bytes) -> bool:
 def task_line(task: Record | None, waits_for: tuple[str, ...], result: StoredResult | None, expires_us: int | None) -> bytes:
     """The line of a task, of a result, or of an ended task with its result."""
     line = TaskLine(waits_for=waits_for, expires_us=expires_us)
+    # Taken off the record for the moment, instead of a copy of it: JSON of a user stands on the line as it is.
     payload = progress = value = None
     if task is not None:
         line.status, line.task = status_of(task.state, task.attempts), task
@@ -152,7 +155,7 @@ def task_line(task: Record | None, waits_for: tuple[str, ...], result: StoredRes
 
 
 def read_task_line(line: bytes) -> TaskLine:
-    """The task and the result of a line, whole again."""
+    """Returns the task and the result of a line."""
     found = _decode_task(line)
     if found.task is not None:
         found.task.payload = _bytes(found.payload, found.payload_bytes)
@@ -207,9 +210,10 @@ def read_event_line(line: bytes) -> EventRow:
 
 
 def _readable(data: bytes | None, encoding: str) -> tuple[Raw, bytes | None]:
-    """JSON text that fits on a line stays text, to the byte; anything else becomes base64."""
+    """Returns JSON that fits on a line as text, which comes back to the byte; anything else as bytes, for base64."""
     if data is None:
         return NOTHING, None
+    # Blanks around JSON would not come back, and a line break would end the line.
     if encoding == "json" and data and data[0] > 32 and data[-1] > 32 and b"\n" not in data and b"\r" not in data:
         try:
             data.decode()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
-from datetime import UTC, datetime
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from omniq.errors import StoreForeign, StoreTooNew
 from omniq.models import Record, State, new_id, now_us
+from omniq.storage.file.damage import CORRUPT, lines_of, mend, put_aside
 from omniq.storage.file.disk import Kind
 from omniq.storage.file.folder import FORMAT, META, Folder, Meta, is_segment, segment_of, unsealed_file
-from omniq.storage.file.index import Entry, Index, Kept, Key, Place, Segment, entry_of, merged
+from omniq.storage.file.index import Entry, Index, Kept, KeyEntry, Place, Segment, entry_of, merged
 from omniq.storage.file.journal import FOLDER as JOURNAL
-from omniq.storage.file.journal import Commit, Found, journal_path, next_start, read_record
+from omniq.storage.file.journal import Commit, JournalRecord, journal_path, next_start, read_record
 from omniq.storage.file.lines import (
     EVENTS,
     KEYS,
@@ -26,13 +25,12 @@ from omniq.storage.file.lines import (
     decode_key,
     is_sealed,
 )
-from omniq.storage.ledger import Lane, QueueRow, Run
+from omniq.storage.ledger import Lane, QueueRow, StagedRun
 
 log = logging.getLogger("omniq.storage")
 
 FORMAT_FILE = "format.json"
 MARKS = frozenset({FORMAT_FILE, META})  # a folder with one of these is a store
-CORRUPT = "corrupt"
 RUN_TTL_US = 86_400_000_000  # how long a run whose row was lost stays open
 _DAMAGED = -1 << 62  # instead of a count: this segment has to be written anew
 FOLDERS = ("queue", *TABLES, JOURNAL, CORRUPT, "locks", "locks/workers")
@@ -61,6 +59,7 @@ corrupt/. Copy the folder with `omniq backup`, or while nobody uses it. Duration
 """
 
 
+# Read by itself first, as a newer format may have its other fields in another form.
 class Version(msgspec.Struct):
     format: int
 
@@ -69,18 +68,8 @@ class Format(Version):
     store_id: str
 
 
-class Report(msgspec.Struct, kw_only=True):
-    """What is written beside something that was put aside."""
-
-    file: str
-    found_at: str
-    why: str
-    kept_lines: int = 0
-    lost: list[str] = []
-
-
 def prepare(folder: Folder) -> None:
-    """Make the store if there is none; refuse what is not one, or one that is newer."""
+    """Make the store if there is none. Refuse a folder of another program, and a newer store."""
     _refuse_newer(folder)
     _refuse_foreign(folder)
     for name in FOLDERS:
@@ -90,7 +79,7 @@ def prepare(folder: Folder) -> None:
 
 
 def _refuse_newer(folder: Folder) -> None:
-    """Before anything is touched: what does not belong here may belong there."""
+    """Raise `StoreTooNew` before anything is touched: a file that is strange to us may belong to a newer format."""
     there = dict(folder.files.names(""))
     for name in (FORMAT_FILE, META):
         if there.get(name) != "file":
@@ -107,7 +96,7 @@ def _refuse_newer(folder: Folder) -> None:
 
 
 def _refuse_foreign(folder: Folder) -> None:
-    """Nothing of somebody else's is ever taken for ours, and moved aside then."""
+    """Raise `StoreForeign` rather than take the files of another program for ours, and move them aside."""
     files = folder.files
     there = dict(files.names(""))
     if _is_store(folder, there):
@@ -115,6 +104,7 @@ def _refuse_foreign(folder: Folder) -> None:
     ours = {"queue": {name.rpartition("/")[2] for name in TABLES if "/" in name}, "results": None, "events": None}
     for name, allowed in ours.items():
         inside = files.names(name) if there.get(name) == "folder" else [("", "other")] if name in there else []
+        # Other programs have folders of these names too; ours are known by what is in them.
         if not all(n in allowed if allowed is not None else is_segment(n) for n, _ in inside):
             _refuse(folder, name)
     if JOURNAL in there and not all(is_journal(n) for n, _ in files.names(JOURNAL)):
@@ -155,9 +145,12 @@ def load(folder: Folder) -> None:
     rebooted = control is None or not control.boot or control.boot != folder.boot
     interrupted = rebooted or (control is not None and control.busy)
     found, damaged = _read_journals(folder, meta.journal, interrupted)
+    # Only journals are synced at a commit. While the machine runs, whatever was written is there; after that no commit is
+    # sure to have been carried out, and all are again.
     done = 0 if rebooted or control is None else control.commit
     sizes = _sizes(folder, meta, found, control.commit if control is not None else 0)
     if interrupted:
+        # A file that a later commit removed must not come back.
         dropped = {path for record in found for path in record.head.drops}
         for record in found:
             if record.head.commit > done:
@@ -174,6 +167,7 @@ def load(folder: Folder) -> None:
     folder.set_control(busy=False)
     folder.stale = False
     if damaged:
+        # Others would stop at the damage, so nothing new may be written behind it.
         folder.skip_journal()
     _mend(folder)
 
@@ -210,6 +204,7 @@ def _read_format(folder: Folder, meta: Meta) -> None:
 def _begin(folder: Folder) -> Meta:
     """A new store: from now on a journal that is not there is one that was lost."""
     meta = Meta(store_id=folder.store_id)
+    # The journal is on the disk before the state that counts on it.
     folder.files.write(journal_path(meta.journal), 0, b"")
     folder.files.sync(journal_path(meta.journal))
     folder.files.sync_folder(JOURNAL)
@@ -217,11 +212,11 @@ def _begin(folder: Folder) -> Meta:
     return meta
 
 
-def _read_journals(folder: Folder, first: int, interrupted: bool) -> tuple[list[Found], bool]:
-    """The records of the journals that count, in order, and whether any was damaged. A torn end of the last is cut off."""
+def _read_journals(folder: Folder, first: int, interrupted: bool) -> tuple[list[JournalRecord], bool]:
+    """Returns the records of the journals that count, in order, and whether any was damaged. Cuts a torn end off the last."""
     names = [name for name, _ in folder.files.names(JOURNAL)]
     numbers = [n for n in (int(name[:12]) for name in names) if n >= first]
-    found: list[Found] = []
+    found: list[JournalRecord] = []
     any_damaged = False
     folder.journal, folder.journal_end = first, 0
     for number in numbers:
@@ -235,6 +230,7 @@ def _read_journals(folder: Folder, first: int, interrupted: bool) -> tuple[list[
                 at = folder.journal_end = record.end
                 continue
             following = next_start(data, at)
+            # A torn end is what a dead process leaves behind the last record. Anywhere else a record that was whole is damaged.
             damaged = damaged or following is not None or not interrupted or number != numbers[-1]
             if following is None:
                 break
@@ -247,7 +243,7 @@ def _read_journals(folder: Folder, first: int, interrupted: bool) -> tuple[list[
     return found, any_damaged
 
 
-def _redo(folder: Folder, record: Found, dropped: set[str]) -> None:
+def _redo(folder: Folder, record: JournalRecord, dropped: set[str]) -> None:
     at = 0
     head = record.head
     for path, offset, length in head.puts:
@@ -257,11 +253,12 @@ def _redo(folder: Folder, record: Found, dropped: set[str]) -> None:
     folder.carry_out(Commit(commit=head.commit, blanks=[b for b in head.blanks if b[0] not in dropped], drops=head.drops))
 
 
-def _sizes(folder: Folder, meta: Meta, found: list[Found], carried_out: int) -> dict[str, int] | None:
-    """How large each segment was made; None if some of the commits that made them are not known."""
+def _sizes(folder: Folder, meta: Meta, found: list[JournalRecord], carried_out: int) -> dict[str, int] | None:
+    """Returns the size that commits gave each segment; None if some of these commits are not known."""
     last = found[-1].head.commit if found else meta.commit
     gapless = all(record.head.commit == number for number, record in enumerate(found, meta.commit + 1))
     begun = bool(meta.store_id) and folder.files.size(journal_path(meta.journal)) is not None
+    # By an incomplete history a segment seems too long, and lines that were committed would be cut off.
     if not begun or not gapless or last < carried_out:
         return None
     sizes = dict(meta.segments)
@@ -273,8 +270,8 @@ def _sizes(folder: Folder, meta: Meta, found: list[Found], carried_out: int) -> 
     return sizes
 
 
-def _bring_back(folder: Folder, sizes: dict[str, int], found: list[Found]) -> bool:
-    """Write again what segments lost at their end, as far as the journals tell it; whether there was such a segment."""
+def _bring_back(folder: Folder, sizes: dict[str, int], found: list[JournalRecord]) -> bool:
+    """Write again what segments lost at their end, as far as the journals tell it. Returns whether any had lost something."""
     short = [(path, size) for path, size in sizes.items() if (folder.files.size(path) or 0) < size]
     for path, size in short:
         data = folder.files.read(path) if folder.files.size(path) is not None else b""
@@ -288,7 +285,7 @@ def _bring_back(folder: Folder, sizes: dict[str, int], found: list[Found]) -> bo
     return bool(short)
 
 
-def _with_lost_end(path: str, data: bytes, found: list[Found]) -> bytes:
+def _with_lost_end(path: str, data: bytes, found: list[JournalRecord]) -> bytes:
     there = bytearray(data)
     for record in found:
         at = 0
@@ -296,6 +293,7 @@ def _with_lost_end(path: str, data: bytes, found: list[Found]) -> bytes:
             if name == path and offset <= len(there):
                 there[offset : offset + length] = record.body[at : at + length]
             at += length
+        # The blanks as well, or what is no longer true would come back with the rest.
         for name, offset, length in record.head.blanks:
             if name == path and offset + length <= len(there):
                 there[offset : offset + length] = b" " * (length - 1) + b"\n"
@@ -310,7 +308,7 @@ def is_journal(name: str) -> bool:
 
 
 def _tidy(folder: Folder) -> None:
-    """What is not ours goes out of our folders; links are moved, never followed."""
+    """Put aside what is not ours in our folders. Links are moved, never followed."""
     files = folder.files
     known = {name.rpartition("/")[2] for name in TABLES if name.startswith("queue/")}
     for name, kind in files.names("queue"):
@@ -325,17 +323,8 @@ def _tidy(folder: Folder) -> None:
             put_aside(folder, f"{JOURNAL}/{name}", "it does not belong here")
 
 
-def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
-    """Each line that is not blank, with its newline, where it begins, and whether it is whole."""
-    offset = 0
-    for line in data.splitlines(keepends=True) if b"\r" not in data else _split(data):
-        if line.strip():
-            yield offset, line, line.endswith(b"\n") and is_sealed(line[:-1])
-        offset += len(line)
-
-
 def _read(folder: Folder, segment: Segment) -> bytes:
-    """The bytes of a segment. A last line that lost nothing but its newline gets it back."""
+    """Returns the bytes of a segment. A last line that lost nothing but its newline gets it back."""
     data = folder.files.read(segment.path)
     if not data.endswith(b"\n") and is_sealed(data[data.rfind(b"\n") + 1 :]):
         folder.files.write(segment.path, len(data), b"\n")
@@ -344,13 +333,8 @@ def _read(folder: Folder, segment: Segment) -> bytes:
     return data
 
 
-def _split(data: bytes) -> list[bytes]:
-    parts = data.split(b"\n")
-    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
-
-
 class _Reading:
-    """The tasks and results that the lines tell. Of one that stands twice the later line counts."""
+    """The tasks and results that were read. Of a task that stands on two lines the later one counts."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -380,10 +364,11 @@ class _Reading:
     def _age(self, entry: Entry) -> tuple[int, int, int]:
         place = cast(Place, entry.place)
         task = cast(Record, self._folder.line(place).task)
+        # Of two lines that changed in the same moment the one counts that is further on its way.
         return entry.seq, task.updated_at_us, TASK_TABLES.index(place.segment.table)
 
     def join(self) -> list[Entry]:
-        """Each task with its result, in the order of `seq`. A result without its task is stale."""
+        """Returns each task with its result, in the order of `seq`. A result without its task is stale."""
         for id, kept in self.results.items():
             entry = self.tasks.get(id)
             if entry is None or (entry.kept is not None and entry.kept.finished_at_us >= kept.finished_at_us):
@@ -404,14 +389,14 @@ def _read_segments(folder: Folder) -> None:
             if table == EVENTS:
                 segment.live = segment.size
                 continue
-            for offset, line, whole in _lines(_read(folder, segment)):
+            for offset, line, whole in lines_of(_read(folder, segment)):
                 place = Place(segment, offset, len(line))
                 if not whole:
                     segment.live = _DAMAGED
                     continue
                 segment.live += len(line)
                 if table == KEYS:
-                    folder.index.put_key(Key(decode_key(line), place))
+                    folder.index.put_key(KeyEntry(decode_key(line), place))
                 else:
                     reading.add(line, place)
     for entry in reading.join():
@@ -422,9 +407,10 @@ def _read_segments(folder: Folder) -> None:
 
 
 def _reconcile(index: Index, segments: list[Segment]) -> None:
-    """Counts follow from the tasks; flags, limits and turns were read."""
+    """Make counts from the tasks; flags, limits and turns were read."""
     lanes: dict[tuple[str, str], Lane] = {}
     for entry in index.entries.values():
+        # Known by its tasks alone, as when the state file is lost: what is known only there begins anew.
         if entry.queue not in index.queues:
             index.queues[entry.queue] = QueueRow(entry.queue, fed=True)
         if entry.state is State.STAGED:
@@ -463,56 +449,24 @@ def _know_run(index: Index, entry: Entry) -> None:
     """A run that was lost with the state file is open again: whoever has it can go on, and after its time it is aborted."""
     place = (entry.queue, cast(str, entry.run_id))
     if place not in index.runs:
-        index.runs[place] = Run(*place, now_us(), now_us() + RUN_TTL_US)
+        index.runs[place] = StagedRun(*place, now_us(), now_us() + RUN_TTL_US)
 
 
 def _mend(folder: Folder) -> None:
-    """Segments with lines that cannot be read: a copy goes to `corrupt/`, the good lines to a new segment."""
+    """Write segments anew that have lines which cannot be read."""
     _check_last_events(folder)
     for segment in [s for s in folder.segments.values() if s.live < 0]:
         mend(folder, segment)
 
 
-def mend(folder: Folder, segment: Segment) -> None:
-    lines = list(_lines(folder.files.read(segment.path)))
-    lost = [line[:2000].decode("utf-8", "replace") for _, line, whole in lines if not whole]
-    kept = sum(whole for *_, whole in lines)
-    put_aside(folder, segment.path, "lines that do not fit their checksum", copy=True, kept_lines=kept, lost=lost)
-    segment.live = 0
-    folder.rewrite(segment)
-
-
 def _check_last_events(folder: Folder) -> None:
-    """The number of the last event; closed segments of events are checked when they are read."""
-    segments = folder.event_segments()
+    """Learn the number of the last event. Closed segments of events are checked when they are read."""
+    segments = folder.event_log.in_order()
     if not segments:
         return
-    for offset, line, whole in _lines(_read(folder, segments[-1])):
+    for offset, line, whole in lines_of(_read(folder, segments[-1])):
         if not whole:
             segments[-1].live = _DAMAGED
         else:
-            seq = folder.mark(segments[-1], line, offset)
+            seq = folder.event_log.mark(segments[-1], line, offset)
             folder.index.counters.event = max(folder.index.counters.event, seq)
-
-
-# -- putting aside -------------------------------------------------------------------------------------
-
-
-def put_aside(folder: Folder, path: str, why: str, copy: bool = False, **more: Any) -> None:
-    """Move (or copy) something into `corrupt/`, with a report beside it."""
-    now = datetime.now(UTC)
-    named = path.encode("utf-8", "backslashreplace").decode()  # whoever planted it may have named it in another encoding
-    safe = re.sub(r"[^A-Za-z0-9._-]", "_", path)[-80:].lstrip(".")
-    target = f"{CORRUPT}/{now:%Y%m%dT%H%M%S}-{new_id()[-8:]}-{safe}"
-    report = Report(file=named, found_at=now.isoformat(), why=why, **more)
-    text = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    folder.files.write(f"{target}.report", 0, text + b"\n")
-    if copy:
-        folder.files.write(target, 0, folder.files.read(path) if folder.files.size(path) is not None else b"")
-    else:
-        folder.files.rename(path, target)
-    if folder.durable:
-        if copy:
-            folder.files.sync(target)
-        folder.files.sync_folder(CORRUPT)
-    log.warning("%s: put %s aside as %s: %s", folder.where, named, target, why)

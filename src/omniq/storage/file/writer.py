@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from omniq.errors import StoreError, StoreFull, StoreUnavailable
-from omniq.models import Record
+from omniq.storage import ledger_storage
 from omniq.storage.bell import Bell
 from omniq.storage.file.disk import Files, LocalFiles
 from omniq.storage.file.folder import Folder
-from omniq.storage.file.index import Entry
-from omniq.storage.file.ledger import FileLedger
+from omniq.storage.file.folder_ledger import FolderLedger
 from omniq.storage.file.opening import load, prepare
 from omniq.storage.machine.machine import Machine
 from omniq.storage.waiting import Waiters
-from omniq.storage.writer import Request, Writer
+from omniq.storage.writer import Writer, WriteRequest
 
 T = TypeVar("T")
-Work = Callable[["Section"], T]
+Work = Callable[["FileSection"], T]
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a used quota, a limit on the size of files
 
 
-class Section:
-    """What a piece of work may use while it is its turn."""
+class FileSection(ledger_storage.Section[FolderLedger]):
+    """The folder and its ledger for a piece of work, while it is its turn."""
 
     def __init__(self, folder: Folder, events_on: bool) -> None:
+        super().__init__(FolderLedger(folder, events_on))
         self.folder = folder
         self.index = folder.index
-        self.ledger = FileLedger(folder.index, folder.line, events_on, folder.held)
-        self.machine = Machine(self.ledger)
-
-    def record(self, entry: Entry) -> Record:
-        """A task to hand out."""
-        return copy.copy(self.ledger.peek(entry))
 
 
-class FileWriter(Writer[Section]):
+class FileWriter(Writer[FileSection]):
     """Commits to one folder, by one process at a time."""
 
     def __init__(
@@ -67,6 +60,7 @@ class FileWriter(Writer[Section]):
         try:
             folder = Folder(files, self._where, self._durable, self._boot, load)
             prepare(folder)
+            # Entered at once, so that what a dead process left is mended, and what cannot be read is told, by the opening.
             folder.enter()
             folder.leave()
             folder.checkpoint()
@@ -83,12 +77,12 @@ class FileWriter(Writer[Section]):
         if self._files is not None:
             self._files.close()
 
-    def _transact(self, batch: list[Request[Section]]) -> Machine:
+    def _transact(self, batch: list[WriteRequest[FileSection]]) -> Machine:
         folder = self._folder
         assert folder is not None
         folder.enter()
         try:
-            section = Section(folder, self._events_on)
+            section = FileSection(folder, self._events_on)
             try:
                 for request in batch:
                     if request.begin():
@@ -98,6 +92,7 @@ class FileWriter(Writer[Section]):
                     folder.write(changes)
             except BaseException:
                 folder.held.clear()  # these records may carry what did not happen
+                # The index was changed on the way, and nothing of it is in the folder.
                 section.ledger.undo()
                 raise
             section.ledger.remember_held()
@@ -108,6 +103,7 @@ class FileWriter(Writer[Section]):
                 self.bell.ring()
         finally:
             folder.leave()
+        # Behind the lock: it syncs every file, and others go on meanwhile.
         folder.checkpoint()
         return machine
 
@@ -116,7 +112,7 @@ class FileWriter(Writer[Section]):
 
 
 def translate(exc: BaseException, where: str) -> BaseException:
-    """The store's words for what the operating system says."""
+    """Returns the store's error for one of the operating system."""
     if isinstance(exc, StoreError) or not isinstance(exc, OSError):
         return exc
     if exc.errno in _NO_ROOM:

@@ -11,14 +11,17 @@ def open_fan_in(ledger: Ledger, op: OpenFanIn, now_us: int) -> FannedIn | Refuse
     """A parent that is run again opens the same fan-in again; so the same number is welcome, also after the end."""
     there = _alive(ledger, op.key, now_us)
     if there is None:
+        # The members that an expired one of this key counted must not count for the new one.
         ledger.delete_fan_in(op.key)
         ledger.save_fan_in(op.key, FanIn(op.expected, op.expected, now_us + op.ttl_us))
         return FannedIn(left=op.expected)
     if there.expected != op.expected:
-        return IdempotencyConflict(
-            f"fan-in {op.key!r} was opened for {there.expected} members, not {op.expected}; use another key"
-        )
+        return another_number(op, there.expected)
     return FannedIn(left=there.left)
+
+
+def another_number(op: OpenFanIn, expected: int) -> IdempotencyConflict:
+    return IdempotencyConflict(f"fan-in {op.key!r} was opened for {expected} members, not {op.expected}; use another key")
 
 
 def count_fan_in(ledger: Ledger, op: CountFanIn, now_us: int) -> FannedIn:

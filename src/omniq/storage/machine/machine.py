@@ -19,15 +19,12 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
-import msgspec
-
 from omniq.errors import (
-    IdempotencyConflict,
     NotActive,
     Refused,
     TaskNotFound,
 )
-from omniq.models import DEFAULT_LEASE_US, Blocker, Record, State, StoredResult, TaskError
+from omniq.models import DEFAULT_LEASE_US, Blocker, Record, State, StoredResult
 from omniq.operations import (
     AbortRun,
     Ack,
@@ -63,25 +60,21 @@ from omniq.operations import (
     Retry,
     Stage,
 )
-from omniq.storage.ledger import Key, Ledger, QueueRow, Run
+from omniq.storage.ledger import Key, Ledger, QueueRow
 from omniq.storage.machine.fan_in import count_fan_in, open_fan_in
 from omniq.storage.machine.refusals import Refusals
+from omniq.storage.machine.replies import acked_data, done_before, enqueued_data, key_in_use
 from omniq.storage.machine.staged_runs import abort_run, commit_run, open_run, stage, sweep_runs
+from omniq.storage.machine.transitions import Transitions, record_of
 
-DEFAULT_RESULT_TTL_US = 86_400_000_000
-PROMOTE_LIMIT = 1000
-CASCADE_LIMIT = 1000
-
-_encode = msgspec.json.Encoder().encode
+PROMOTE_LIMIT = 1000  # of one Reserve: after a long rest a flood of due tasks must not hold the store
 
 
-class Machine:
-    """Applies operations to a ledger. `ready_queues` and `ended_tasks` gather whom a commit concerns."""
+class Machine(Transitions):
+    """Applies operations to a ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.ready_queues: set[str] = set()
-        self.ended_tasks: set[str] = set()
+        super().__init__(ledger)
         self._refusals = Refusals(ledger)
         self._stands_for: dict[str, str] = {}  # ids that this transaction did not use, to the tasks that were there already
 
@@ -112,16 +105,15 @@ class Machine:
                     and isinstance(known, NotActive)
                     and not isinstance(known, TaskNotFound)
                 ):
-                    found.append(_done_before(op))
+                    found.append(done_before(op))
                     continue
                 return known
             if isinstance(op, Enqueue) and op.idempotency_key is not None:
                 first = keys.setdefault((op.queue, op.idempotency_key), op.fingerprint)
                 if first != op.fingerprint:
-                    return IdempotencyConflict(
-                        f"idempotency key {op.idempotency_key!r} twice in a transaction, with two bodies"
-                    )
+                    return key_in_use(op, None)
             found.append(known)
+        # As they were when they were checked, since a write may end a task that a later operation is about.
         states = [k.state if isinstance(k, Record) else None for k in found]
         answers = [self._write(op, k, s, now_us) for op, k, s in zip(transaction, found, states, strict=True)]
         self._stands_for.clear()
@@ -132,9 +124,8 @@ class Machine:
             if isinstance(known, Enqueued):
                 self._stands_for[cast(Enqueue, op).id] = known.id
             return known
-        if (
-            checked is not None and known.state.final and not checked.final
-        ):  # it fell with a blocker that ended in this very transaction
+        # It fell with a blocker that ended in this very transaction.
+        if checked is not None and known.state.final and not checked.final:
             if isinstance(op, Cancel):
                 return Cancelled(state=known.state)
             if isinstance(op, Reschedule):
@@ -145,24 +136,6 @@ class Machine:
         self.ledger.beat(op.info, op.gone, now_us)
         return Beaten()
 
-    def _open_fan_in(self, op: OpenFanIn, now_us: int, _: bool) -> Outcome | Refused:
-        return open_fan_in(self.ledger, op, now_us)
-
-    def _count_fan_in(self, op: CountFanIn, now_us: int, _: bool) -> Outcome:
-        return count_fan_in(self.ledger, op, now_us)
-
-    def _open_run(self, op: OpenRun, now_us: int, _: bool) -> Outcome | Refused:
-        return open_run(self.ledger, op, now_us)
-
-    def _stage(self, op: Stage, now_us: int, _: bool) -> Outcome | Refused:
-        return stage(self, op, now_us)
-
-    def _commit_run(self, op: CommitRun, now_us: int, _: bool) -> Outcome | Refused:
-        return commit_run(self, op, now_us)
-
-    def _abort_run(self, op: AbortRun, now_us: int, _: bool) -> Outcome | Refused:
-        return abort_run(self, op, now_us)
-
     # -- enqueue -----------------------------------------------------------------------------------
 
     def _enqueue(self, op: Enqueue, staged: Record | None, now_us: int) -> Outcome:
@@ -171,7 +144,8 @@ class Machine:
             there = ledger.load(id)  # again: an earlier operation of this very transaction may have taken its place
             if there is not None and there.state is State.STAGED:
                 self.drop_staged(there, now_us)
-        if _is_plain(op) and ledger.queue(op.queue).fed and ledger.insert_plain(op, now_us):
+        # A queue that was never fed goes the long way, which writes its row.
+        if op.plain and op.on_conflict == "error" and ledger.queue(op.queue).fed and ledger.insert_plain(op, now_us):
             self.ready_queues.add(op.queue)
             return Enqueued(id=op.id, existed=False, state=State.READY)
         if op.idempotency_key is not None:
@@ -182,52 +156,27 @@ class Machine:
         if op.on_conflict == "replace_finished":
             old = ledger.load(op.id)
             if old is not None:
-                self._drop(old, with_key=True)
+                self.drop(old, with_key=True)
         due = op.eta_us if op.eta_us is not None else now_us + (op.delay_us or 0)
-        task = Record(
-            id=op.id,
-            queue=op.queue,
-            name=op.name,
-            payload=op.payload,
-            encoding=op.encoding,
-            headers=op.headers,
-            origin=op.origin,
-            eta_us=due if op.delay_us or op.interval_us else op.eta_us,  # a series is anchored there, whatever its retries
-            due_us=due,
-            timeout_us=op.timeout_us,
-            lease_us=op.lease_us,
-            interval_us=op.interval_us,
-            result_ttl_us=op.result_ttl_us,
-            max_attempts=op.max_attempts,
-            backoff=op.backoff,
-            group=op.group,
-            dead_queue=op.dead_queue,
-            blocked_by=self._blockers_of(op),
-            idempotency_key=op.idempotency_key,
-            fingerprint=op.fingerprint,
-            created_at_us=now_us,
-            updated_at_us=now_us,
-        )
-        row = ledger.queue(op.queue)
-        if not row.fed or (op.group is not None and not row.has_groups):
-            row.fed, row.has_groups = True, row.has_groups or op.group is not None
-            ledger.save_queue(row)
+        anchored = op.delay_us or op.interval_us  # a series is anchored at its first time, whatever its retries
+        task = record_of(op, due if anchored else op.eta_us, due, now_us)
+        task.blocked_by = self._blockers_of(op)
+        self.feed(op.queue, op.group)
         blockers, dead = self._open_blockers(op, task.blocked_by) if op.blocked_by else ([], None)
         task.blockers_left = len(blockers)
         task.state = State.BLOCKED if blockers else State.SCHEDULED if due > now_us else State.READY
         if op.group is not None:
-            self._join_lane(task, op.group_limit)
+            self.join_lane(task, op.group_limit)
         ledger.insert(task)
         for blocker in blockers:
             ledger.block(blocker, task)
         if op.idempotency_key is not None:
             ledger.save_key(op.queue, op.idempotency_key, Key(op.id, op.fingerprint, now_us + op.key_ttl_us))
         if ledger.events_on:
-            size = len(op.payload) if op.payload is not None else 0
-            ledger.event(task, "enqueued", now_us, b'{"payload_bytes":%d}' % size)
+            ledger.event(task, "enqueued", now_us, enqueued_data(op.payload))
         if dead is not None:
-            self._blocker_failed(task, dead, now_us)
-            self._cascade([task.id], now_us)
+            self.blocker_failed(task, dead, now_us)
+            self.cascade([task.id], now_us)
         elif task.state is not State.BLOCKED:
             self.ready_queues.add(task.queue)  # of a scheduled one too: a sleeper may have to wake earlier now
         return Enqueued(id=task.id, existed=False, state=task.state)
@@ -239,7 +188,7 @@ class Machine:
         return tuple(Blocker(self._stands_for.get(b.id, b.id), b.queue) for b in op.blocked_by)
 
     def _open_blockers(self, op: Enqueue, blocked_by: Sequence[Blocker]) -> tuple[list[Record], str | None]:
-        """The blockers that have not ended, and one that failed if there is such."""
+        """Returns the blockers that have not ended, and one that failed, if any."""
         waiting: list[Record] = []
         for wanted in dict.fromkeys(b.id for b in blocked_by):
             blocker = self.ledger.load(wanted)
@@ -256,6 +205,7 @@ class Machine:
 
     def _reserve(self, op: Reserve, now_us: int, repeat: bool) -> Reserved:
         if repeat:
+            # The first call may have leased tasks although its answer got lost: its token finds them.
             held = self.ledger.held(op.token)
             if held:
                 return Reserved(tasks=[copy.copy(t) for t in held])
@@ -263,6 +213,7 @@ class Machine:
         paused: list[str] = []
         for queue in op.queues:
             row = self.ledger.queue(queue)
+            # Told also when nothing is left to grant: tasks that are due in a paused queue shall keep no worker awake.
             if row.paused:
                 paused.append(queue)
             elif len(tasks) < op.limit:
@@ -272,23 +223,24 @@ class Machine:
         return Reserved(tasks=tasks, paused=tuple(paused), next_at_us=next_at)
 
     def promote(self, queue: str, now_us: int, limit: int) -> int:
-        """SCHEDULED tasks whose time has come become READY, in the order of `due`."""
+        """Make SCHEDULED tasks ready whose time has come, in the order of `due`. Returns the number of them."""
         due = self.ledger.due(queue, now_us, limit)
         for task in due:
-            self._move(task, State.READY)
+            self.move(task, State.READY)
         if due:
             self.ready_queues.add(queue)
         return len(due)
 
     def _grant(self, row: QueueRow, op: Reserve, limit: int, now_us: int, tasks: list[Record]) -> None:
         if not row.has_groups:
+            # One read and one write for all. The turn flips as if for each: groups may come, and the order must not tell.
             ready = self.ledger.next_ready(row.queue, None, limit)
             if ready:
                 for task in ready:
                     _take(task, op, now_us)
                     task.state = State.RUNNING
                 self.ledger.save_leased(ready, now_us)
-                tasks.extend(map(copy.copy, ready))
+                tasks.extend(map(copy.copy, ready))  # copies: the ledger goes on changing its own
             if len(ready) % 2:
                 row.groups_turn = not row.groups_turn
                 self.ledger.save_queue(row)
@@ -327,7 +279,7 @@ class Machine:
 
     def _lease(self, task: Record, op: Reserve, now_us: int) -> Record:
         _take(task, op, now_us)
-        self._move(task, State.RUNNING)
+        self.move(task, State.RUNNING)
         if self.ledger.events_on:
             self.ledger.event(task, "started", now_us, None)
         return copy.copy(task)
@@ -336,27 +288,25 @@ class Machine:
 
     def _ack(self, op: Ack, task: Record, now_us: int) -> Outcome:
         if _ends_plainly(op, task) and self.ledger.end_plain(task, now_us):
+            # Written already; the record is changed for whoever looks at it later in this commit.
             task.finished_at_us = task.updated_at_us = now_us
             task.ended_by, task.token, task.lease_until_us, task.state = op.token, None, None, State.DONE
             self.ended_tasks.add(task.id)
             if task.has_dependents:
-                self._free(task, now_us)
+                self.free(task.id, now_us)
             return _DONE
+        # A cancelled series does not begin its next round.
         again = op.again_us if not task.cancel_requested else None
         result = StoredResult(task_id=task.id, state=State.DONE, result=op.result, encoding=op.encoding)
-        self._end(task, State.DONE, result, op.token, now_us, again)
+        self.end(task, State.DONE, result, op.token, now_us, again)
         if self.ledger.events_on:
-            size = len(op.result) if op.result is not None else 0
-            data = (
-                b'{"result_bytes":%d}' % size if op.ran_us is None else b'{"ran_us":%d,"result_bytes":%d}' % (op.ran_us, size)
-            )
-            self.ledger.event(task, "succeeded", now_us, data)
+            self.ledger.event(task, "succeeded", now_us, acked_data(op))
         if again is not None:
-            self._schedule_again(task, again)
+            self.schedule_again(task, again)
         elif task.result_ttl_us == 0:
-            self._drop(task)
+            self.drop(task)
         if task.has_dependents:
-            self._free(task, now_us)
+            self.free(task.id, now_us)
         return Acked(state=task.state)
 
     def _retry(self, op: Retry, task: Record, now_us: int) -> Outcome:
@@ -364,18 +314,18 @@ class Machine:
         if op.attempts is not None:
             task.attempts = op.attempts
         if task.cancel_requested:
-            self._end_cancelled(task, op.token, now_us)
+            self.end_cancelled(task, op.token, now_us)
             return Retried(due_us=task.due_us, state=State.CANCELLED)
         event = "expired" if op.lost else "retried"
         if op.delay_us is None and op.due_us is None:
             task.eta_us = task.eta_us if task.interval_us else None  # the grid of an interval task is anchored there
-            self._put_back(task)
+            self.put_back(task)
         else:
             task.due_us = op.due_us if op.due_us is not None else now_us + cast(int, op.delay_us)
-            self._give_up_lease(task)
-            self._move(task, State.SCHEDULED if task.due_us > now_us else State.READY)
+            self.give_up_lease(task)
+            self.move(task, State.SCHEDULED if task.due_us > now_us else State.READY)
             self.ready_queues.add(task.queue)
-        self._note(task, event, now_us, error=_brief(op.error), ran_us=op.ran_us, lost=op.lost)
+        self.note(task, event, now_us, error=op.error, ran_us=op.ran_us, lost=op.lost)
         return Retried(due_us=task.due_us, state=task.state)
 
     def _fail(self, op: Fail, task: Record, now_us: int) -> Outcome:
@@ -383,24 +333,25 @@ class Machine:
         again = op.again_us if not task.cancel_requested else None
         moves_to = task.dead_queue if again is None else None
         result = StoredResult(task_id=task.id, state=State.DEAD, error=op.error)
-        self._end(task, State.DEAD, result, op.token, now_us, again)
-        self._note(task, "failed", now_us, error=_brief(op.error), ran_us=op.ran_us, lost=op.lost, to_queue=moves_to)
+        self.end(task, State.DEAD, result, op.token, now_us, again)
+        self.note(task, "failed", now_us, error=op.error, ran_us=op.ran_us, lost=op.lost, to_queue=moves_to)
         if again is not None:
-            self._schedule_again(task, again)
+            self.schedule_again(task, again)
         elif moves_to is not None:
-            self._move_to_dead_queue(task, moves_to, now_us)
+            self.move_to_dead_queue(task, moves_to, now_us)
         if task.has_dependents:
-            self._cascade([task.id], now_us)
+            self.cascade([task.id], now_us)
         return Failed(queue=task.queue, state=task.state)
 
     def _release(self, op: Release, task: Record, now_us: int) -> Outcome:
+        # Handed back unused, so the attempt is not spent.
         task.attempts = max(task.attempts - 1, 0)
         task.updated_at_us = now_us
         if task.cancel_requested:
-            self._end_cancelled(task, op.token, now_us)
+            self.end_cancelled(task, op.token, now_us)
         else:
-            self._note(task, "released", now_us)
-            self._put_back(task)
+            self.note(task, "released", now_us)
+            self.put_back(task)
         return Released(state=task.state)
 
     def _extend(self, op: Extend, task: Record, now_us: int) -> Outcome:
@@ -416,6 +367,7 @@ class Machine:
 
     def _prolong(self, task: Record, lease_us: int | None, now_us: int) -> None:
         until = now_us + (lease_us or task.lease_us or DEFAULT_LEASE_US)
+        # From now on and not on top of what is left, or beats would pile up and a lost task would wait for all of them.
         task.lease_until_us = max(cast(int, task.lease_until_us), until)
         self.ledger.save(task, task.state, task.queue)
 
@@ -429,7 +381,7 @@ class Machine:
             return Cancelled(state=State.RUNNING)
         if op.error is not None:
             task.last_error = op.error
-        self._end_cancelled(task, op.token, now_us)
+        self.end_cancelled(task, op.token, now_us)
         return Cancelled(state=State.CANCELLED)
 
     def _reschedule(self, op: Reschedule, task: Record, now_us: int) -> Outcome:
@@ -438,9 +390,9 @@ class Machine:
         if task.state is State.BLOCKED:
             self.ledger.save(task, task.state, task.queue)
         else:
-            self._move(task, State.SCHEDULED if due > now_us else State.READY)
+            self.move(task, State.SCHEDULED if due > now_us else State.READY)
             self.ready_queues.add(task.queue)
-        self._note(task, "rescheduled", now_us)
+        self.note(task, "rescheduled", now_us)
         return Rescheduled(due_us=due)
 
     def _requeue(self, op: Requeue, task: Record, now_us: int) -> Outcome:
@@ -448,261 +400,48 @@ class Machine:
         task.eta_us = due if op.eta_us is not None or op.delay_us else None
         task.due_us, task.updated_at_us, task.returned = due, now_us, False
         task.last_error = task.failed_at_us = task.finished_at_us = task.ended_by = task.worker = None
+        # Asked for by somebody who knows that its blocker failed: from now on it waits for nobody.
         task.cancel_requested, task.blocked_by, task.blockers_left = False, (), 0
         if op.reset_attempts:
             task.attempts = 0
         self.ledger.delete_result(task)
-        self._move(task, State.SCHEDULED if due > now_us else State.READY)
+        self.move(task, State.SCHEDULED if due > now_us else State.READY)
         self.ready_queues.add(task.queue)
-        self._note(task, "requeued", now_us)
+        self.note(task, "requeued", now_us)
         return Requeued(state=task.state)
 
     def _remove(self, op: Remove, task: Record, now_us: int) -> Outcome:
-        self._note(task, "removed", now_us)
+        self.note(task, "removed", now_us)
         waiting, has_dependents = task.state.waiting, task.has_dependents
-        self._drop(task, with_key=True)
+        self.drop(task, with_key=True)
+        # Whoever waits for its end waits for nothing from now on, and has to look.
         self.ended_tasks.add(task.id)
         if waiting and has_dependents:
-            self._cascade([task.id], now_us)
+            self.cascade([task.id], now_us)
         return Removed()
 
-    # -- how a run ends ----------------------------------------------------------------------------
-
-    def _end(self, task: Record, state: State, result: StoredResult, token: str | None, now_us: int, again: int | None) -> None:
-        """The lease ends, the result is kept. A dead letter's result lives as long as the letter."""
-        result.finished_at_us, result.attempts, result.started_at_us = now_us, task.attempts, task.started_at_us
-        task.finished_at_us = task.updated_at_us = now_us
-        task.ended_by = token
-        self._give_up_lease(task)
-        stays = state is State.DEAD and task.dead_queue is None and again is None
-        ttl = DEFAULT_RESULT_TTL_US if task.result_ttl_us is None else task.result_ttl_us
-        self._move(task, state)
-        if stays or ttl:
-            self.ledger.save_result(task, result, None if stays else now_us + ttl)
-        self.ended_tasks.add(task.id)
-
-    def _end_cancelled(self, task: Record, token: str | None, now_us: int) -> None:
-        was_blocked = task.state is State.BLOCKED
-        if was_blocked:
-            self._forget_blockers(task)
-        self._end(
-            task,
-            State.CANCELLED,
-            StoredResult(task_id=task.id, state=State.CANCELLED, error=task.last_error),
-            token,
-            now_us,
-            None,
-        )
-        self._note(task, "cancelled", now_us, error=_brief(task.last_error))
-        if task.result_ttl_us == 0:
-            self._drop(task)
-        if task.has_dependents:
-            self._cascade([task.id], now_us)
-
-    def _schedule_again(self, task: Record, again_us: int) -> None:
-        task.attempts = 0
-        task.eta_us = task.due_us = again_us
-        self._move(task, State.SCHEDULED)
-        self.ready_queues.add(task.queue)
-
-    def _move_to_dead_queue(self, task: Record, queue: str, now_us: int) -> None:
-        """Same id, ready in the dead queue, as if new there; the FAILED result stays readable."""
-        limit = self.ledger.lane(task.queue, task.group).limit if task.group is not None else 0
-        was, was_queue = task.state, task.queue
-        task.queue, task.dead_queue, task.eta_us, task.due_us = queue, None, None, now_us
-        task.attempts, task.blocked_by, task.blockers_left, task.returned, task.ended_by = 0, (), 0, False, None
-        row = self.ledger.queue(queue)
-        if task.group is not None:
-            row.has_groups = True
-            task.state = State.READY
-            self._join_lane(task, limit)
-        self.ledger.save_queue(row)
-        task.state = State.READY
-        self.ledger.save(task, was, was_queue)
-        self.ready_queues.add(queue)
-
-    def _give_up_lease(self, task: Record) -> None:
-        task.token = task.lease_until_us = None
-
-    def _put_back(self, task: Record) -> None:
-        """READY at its old place: before all tasks of its lane that were never leased."""
-        self._give_up_lease(task)
-        task.returned = True
-        self._move(task, State.READY)
-        self.ready_queues.add(task.queue)
-
-    def _drop(self, task: Record, with_key: bool = False) -> None:
-        """The record and its result go. The key stays for its time, so that a late repeat still finds its answer."""
-        if task.state is State.BLOCKED:
-            self._forget_blockers(task)
-        if task.group is not None and not task.state.final and task.state is not State.STAGED:
-            self._count_lane(task, task.state, None)
-        self.ledger.delete_result(task)
-        if with_key and task.idempotency_key is not None:
-            key = self.ledger.key(task.queue, task.idempotency_key)
-            if key is not None and key.task_id == task.id:
-                self.ledger.delete_key(task.queue, task.idempotency_key)
-        self.ledger.delete(task)
-
-    # -- staged runs -------------------------------------------------------------------------------
-
-    def release_staged(self, task: Record, run: Run, now_us: int) -> None:
-        """A task of a committed run is there, as if it had been enqueued at the commit."""
-        ledger = self.ledger
-        committed = cast(int, run.ended_at_us)
-        for other in ledger.claims(task):
-            ledger.unclaim(task, other)
-        task.run_id, task.created_at_us, task.updated_at_us = run.run_id, committed, now_us
-        task.due_us = max(task.eta_us or 0, committed)
-        if task.interval_us:
-            task.eta_us = task.due_us
-        row = ledger.queue(task.queue)
-        if not row.fed or (task.group is not None and not row.has_groups):
-            row.fed, row.has_groups = True, row.has_groups or task.group is not None
-            ledger.save_queue(row)
-        task.state = State.SCHEDULED if task.due_us > now_us else State.READY
-        if task.group is not None:
-            self._join_lane(task, 0)
-        ledger.save(task, State.STAGED, task.queue)
-        self.ready_queues.add(task.queue)
-        if ledger.events_on:
-            size = len(task.payload) if task.payload is not None else 0
-            ledger.event(task, "enqueued", now_us, b'{"payload_bytes":%d}' % size)
-
-    def drop_staged(self, task: Record, now_us: int) -> None:
-        """A staged task goes as if it had never come."""
-        for run_id in self.ledger.claims(task):
-            self.ledger.unclaim(task, run_id)
-        self._drop(task, with_key=True)
-        if task.has_dependents:
-            self._cascade([task.id], now_us)
-
-    # -- dependents --------------------------------------------------------------------------------
-
-    def _free(self, blocker: Record, now_us: int) -> None:
-        budget = CASCADE_LIMIT
-        freed = self.ledger.dependents(blocker.id, budget)
-        for task in freed:
-            self._let_go(blocker.id, task, now_us)
-        if len(freed) == budget:
-            self.ledger.defer(blocker.id, False)
-
-    def _let_go(self, blocker_id: str, task: Record, now_us: int) -> None:
-        self.ledger.unblock(blocker_id, task)
-        task.blockers_left -= 1
-        if task.blockers_left > 0:
-            self.ledger.save(task, task.state, task.queue)
-            return
-        task.due_us = max(task.eta_us or 0, now_us)
-        task.updated_at_us = now_us
-        self._move(task, State.SCHEDULED if task.due_us > now_us else State.READY)
-        self.ready_queues.add(task.queue)
-
-    def _cascade(self, dead_ids: list[str], now_us: int) -> int:
-        """Whatever waits for a dead task dies too, and so on; what exceeds the budget is left to `sweep`."""
-        budget = CASCADE_LIMIT
-        while dead_ids:
-            blocker_id = dead_ids.pop(0)
-            dependents = self.ledger.dependents(blocker_id, budget) if budget else []
-            for task in dependents:
-                self._forget_blockers(task)
-                self._blocker_failed(task, blocker_id, now_us)
-                if task.has_dependents:
-                    dead_ids.append(task.id)
-            budget -= len(dependents)
-            if budget <= 0:
-                self.ledger.defer(blocker_id, True)
-        return CASCADE_LIMIT - budget
-
-    def _blocker_failed(self, task: Record, blocker_id: str, now_us: int) -> None:
-        error = TaskError("BlockerFailed", f"task {blocker_id}, which this one waits for, failed or was cancelled")
-        task.last_error, task.failed_at_us = error, now_us
-        moves_to = task.dead_queue
-        self._end(task, State.DEAD, StoredResult(task_id=task.id, state=State.DEAD, error=error), None, now_us, None)
-        self._note(task, "failed", now_us, error=_brief(error), to_queue=moves_to)
-        if moves_to is not None:
-            self._move_to_dead_queue(task, moves_to, now_us)
-
-    def _forget_blockers(self, task: Record) -> None:
-        for blocker in task.blocked_by:
-            self.ledger.unblock(blocker.id, task)
+    # -- sweeping ------------------------------------------------------------------------------------
 
     def sweep(self, now_us: int, limit: int) -> int:
         """Go on with what was too much for the transaction that began it: cascades and runs."""
         moved = sweep_runs(self, now_us, limit)
         for blocker_id, dead in self.ledger.deferred(limit):
             self.ledger.undefer(blocker_id)
-            if dead:
-                moved += self._cascade([blocker_id], now_us)
-                continue
-            freed = self.ledger.dependents(blocker_id, CASCADE_LIMIT)
-            for task in freed:
-                self._let_go(blocker_id, task, now_us)
-            if len(freed) == CASCADE_LIMIT:
-                self.ledger.defer(blocker_id, False)
-            moved += len(freed)
+            moved += self.cascade([blocker_id], now_us) if dead else self.free(blocker_id, now_us)
             if moved >= limit:
                 break
         return moved
-
-    # -- lanes and events --------------------------------------------------------------------------
-
-    def set_group_limit(self, queue: str, group: str, limit: int) -> None:
-        lane = self.ledger.lane(queue, group)
-        was_open = lane.open
-        lane.limit = limit
-        lane.wake()
-        if lane.open and not was_open:
-            lane.turn = self.ledger.next_turn()
-            self.ready_queues.add(queue)
-        self.ledger.save_lane(lane)
-
-    def _move(self, task: Record, state: State) -> None:
-        was = task.state
-        if task.group is not None:
-            self._count_lane(task, was, state)
-        task.state = state
-        self.ledger.save(task, was, task.queue)
-
-    def _join_lane(self, task: Record, limit: int) -> None:
-        lane = self.ledger.lane(task.queue, cast(str, task.group))
-        was_open = lane.open
-        if limit > 0 and lane.limit <= 0:
-            lane.limit = limit
-        lane.wake()
-        lane.members += 1
-        lane.ready += task.state is State.READY
-        if lane.open and not was_open:
-            lane.turn = self.ledger.next_turn()
-        self.ledger.save_lane(lane)
-
-    def _count_lane(self, task: Record, was: State, now: State | None) -> None:
-        lane = self.ledger.lane(task.queue, cast(str, task.group))
-        was_open = lane.open
-        lane.wake()  # a dead letter that is requeued joins here
-        lane.ready += (now is State.READY) - (was is State.READY)
-        lane.inflight = max(lane.inflight + (now is State.RUNNING) - (was is State.RUNNING), 0)
-        lane.members += (now is not None and not now.final) - (not was.final)
-        if lane.open and not was_open:
-            lane.turn = self.ledger.next_turn()
-            self.ready_queues.add(task.queue)
-        self.ledger.save_lane(lane)
-
-    def _note(self, task: Record, event: str, now_us: int, **data: Any) -> None:
-        if self.ledger.events_on:
-            given = {k: v for k, v in data.items() if v is not None}
-            self.ledger.event(task, event, now_us, _encode(given) if given else None)
 
     # Plain functions, not bound methods: a machine that held those would hold itself, and with it all that it read.
     _ALONE: ClassVar[dict[type[Operation], Callable[[Machine, Any, int, bool], Outcome | Refused]]] = {
         Reserve: _reserve,
         Beat: _beat,
-        OpenFanIn: _open_fan_in,
-        CountFanIn: _count_fan_in,
-        OpenRun: _open_run,
-        Stage: _stage,
-        CommitRun: _commit_run,
-        AbortRun: _abort_run,
+        OpenFanIn: lambda machine, op, now_us, _: open_fan_in(machine.ledger, op, now_us),
+        CountFanIn: lambda machine, op, now_us, _: count_fan_in(machine.ledger, op, now_us),
+        OpenRun: lambda machine, op, now_us, _: open_run(machine.ledger, op, now_us),
+        Stage: lambda machine, op, now_us, _: stage(machine, op, now_us),
+        CommitRun: lambda machine, op, now_us, _: commit_run(machine, op, now_us),
+        AbortRun: lambda machine, op, now_us, _: abort_run(machine, op, now_us),
     }
     _WRITES: ClassVar[dict[type[Operation], Callable[[Machine, Any, Any, int], Outcome]]] = {
         Enqueue: _enqueue,
@@ -734,16 +473,7 @@ _CHECKS: dict[type[Operation], Callable[[Refusals, Any, int], Any]] = {
 }
 
 
-_NOTHING = (None,) * 7
-
-
-def _is_plain(op: Enqueue) -> bool:
-    """Most tasks: ready now, no group, key, blockers, repetition."""
-    rest = (op.group, op.idempotency_key, op.eta_us, op.delay_us, op.interval_us, op.dead_queue, op.headers)
-    return rest == _NOTHING and not op.blocked_by and op.on_conflict == "error"
-
-
-_DONE = Acked(state=State.DONE)
+_DONE = Acked(state=State.DONE)  # answers are never changed, so most acks share this one
 
 
 def _ends_plainly(op: Ack, task: Record) -> bool:
@@ -766,23 +496,3 @@ def _take(task: Record, op: Reserve, now_us: int) -> None:
     task.worker = op.worker or None
     task.started_at_us = task.updated_at_us = now_us
     task.returned = False
-
-
-def _done_before(op: Operation) -> Outcome:
-    """What a repeated operation answers when the first one was carried out and its answer got lost."""
-    if isinstance(op, Ack):
-        return Acked(state=State.DONE, already=True)
-    if isinstance(op, Fail):
-        return Failed(queue=op.queue, already=True)
-    if isinstance(op, Retry):
-        return Retried(due_us=0)
-    if isinstance(op, Extend | Progress):
-        return Extended(lease_until_us=0, cancel_requested=False)
-    if isinstance(op, Requeue):
-        return Requeued(state=State.READY)
-    return Released(state=State.READY)
-
-
-def _brief(error: TaskError | None) -> dict[str, str] | None:
-    """An event carries the kind and the first words of an error; the whole stands on the task."""
-    return None if error is None else {"type": error.type, "message": error.message[:500]}

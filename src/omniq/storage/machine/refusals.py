@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from omniq.errors import (
     DuplicateId,
-    IdempotencyConflict,
     LeaseExpired,
     LeaseHeld,
     NotActive,
@@ -38,6 +37,7 @@ from omniq.operations import (
     Retry,
 )
 from omniq.storage.ledger import Ledger
+from omniq.storage.machine.replies import key_in_use, refused
 
 
 class Refusals:
@@ -60,7 +60,7 @@ class Refusals:
             return staged if there.state.final else Enqueued(id=op.id, existed=True, state=there.state)
         if op.on_conflict == "return" or there.fingerprint == op.fingerprint:
             return Enqueued(id=op.id, existed=True, state=there.state)
-        return DuplicateId(f"task {op.id!r} is already there with another body; leave the id out or use another")
+        return refused(DuplicateId, op)
 
     def stored_before(self, op: Enqueue) -> Outcome | None:
         """A repeated `replace_finished` must not replace, and run again, what its own first call stored."""
@@ -76,12 +76,11 @@ class Refusals:
         first = self.ledger.load(key.task_id)
         if first is not None and first.state is State.STAGED:
             return first
+        # While its task has not ended a key holds beyond its time, or the same work would be under way twice.
         if key.expires_us <= now_us and (first is None or first.state.final):
             return None
         if key.fingerprint != op.fingerprint:
-            return IdempotencyConflict(
-                f"idempotency key {op.idempotency_key!r} in queue {op.queue!r} was used for another body (task {key.task_id})"
-            )
+            return key_in_use(op, key.task_id)
         return Enqueued(id=key.task_id, existed=True, state=State.DONE if first is None else first.state)
 
     # -- checks of a holder ------------------------------------------------------------------------
@@ -89,19 +88,20 @@ class Refusals:
     def _find(self, op: Any) -> Record | TaskNotFound:
         task = self.ledger.load(op.id)
         if task is None or task.queue != op.queue:
-            return TaskNotFound(f"no task {op.id!r} in queue {op.queue!r}")
+            return refused(TaskNotFound, op)
         return task
 
     def held(self, op: Held, now_us: int) -> Record | Outcome | Refused:
         task = self.ledger.load(op.id)
         if task is None or task.queue != op.queue:
-            return TaskNotFound(f"no task {op.id!r} in queue {op.queue!r}")
+            return refused(TaskNotFound, op)
         if task.state is not State.RUNNING:
-            return self._already(op, task) or NotActive(f"task {op.id!r} is not running; it is {task.status}")
+            return self._already(op, task) or refused(NotActive, op, task)
+        # Expired before mismatch, as the driver contract says. `late` ends are welcome until somebody takes the lease back.
         if not op.late and cast(int, task.lease_until_us) <= now_us:
-            return LeaseExpired(f"the lease of task {op.id!r} ran out; stop working on it")
+            return refused(LeaseExpired, op)
         if task.token != op.token:
-            return TokenMismatch(f"task {op.id!r} is held under another token; stop working on it")
+            return refused(TokenMismatch, op)
         return task
 
     @staticmethod
@@ -124,11 +124,11 @@ class Refusals:
         if isinstance(task, Refused):
             return task
         if task.state is not State.RUNNING:
-            return NotActive(f"task {op.id!r} is not running any more")
+            return refused(NotActive, op, task)
         if task.token != op.token:
-            return TokenMismatch(f"task {op.id!r} has been leased again")
+            return refused(TokenMismatch, op)
         if op.lost == "expired" and cast(int, task.lease_until_us) > now_us:
-            return LeaseHeld(f"the lease of task {op.id!r} was renewed")
+            return refused(LeaseHeld, op)
         return task
 
     def cancel(self, op: Cancel, now_us: int) -> Record | Outcome | Refused:
@@ -138,34 +138,32 @@ class Refusals:
         if isinstance(task, Refused):
             return task
         if task.state is State.STAGED:
-            return NotWaiting(f"task {op.id!r} is staged; abort its run instead")
+            return refused(NotWaiting, op, task)
         if task.state.final:
             return Cancelled(state=task.state)
         if op.token is not None:
             if task.state is not State.RUNNING:
-                return NotActive(f"task {op.id!r} is not running; it is {task.status}")
+                return refused(NotActive, op, task)
             if task.token != op.token:
-                return TokenMismatch(f"task {op.id!r} is held under another token")
+                return refused(TokenMismatch, op)
         return task
 
     def waiting(self, op: Reschedule, now_us: int) -> Record | Refused:
         task = self._find(op)
         if isinstance(task, Refused) or task.state.waiting:
             return task
-        return NotWaiting(f"task {op.id!r} is {task.status}; only a waiting task can be rescheduled")
+        return refused(NotWaiting, op, task)
 
     def dead(self, op: Requeue, now_us: int) -> Record | Refused:
         task = self._find(op)
         if isinstance(task, Refused) or task.state is State.DEAD:
             return task
-        return NotDead(f"task {op.id!r} is {task.status}; only a FAILED task can be requeued")
+        return refused(NotDead, op, task)
 
     def remove(self, op: Remove, now_us: int) -> Record | Refused:
         task = self._find(op)
         if isinstance(task, Refused):
             return task
-        if task.state is State.RUNNING or task.state is State.STAGED:
-            return NotWaiting(f"task {op.id!r} is {task.state.name}; cancel it first")
-        if op.if_state is not None and task.state is not op.if_state:
-            return NotWaiting(f"task {op.id!r} is {task.state.name}, not {op.if_state.name}")
+        if task.state in (State.RUNNING, State.STAGED) or op.if_state not in (None, task.state):
+            return refused(NotWaiting, op, task)
         return task

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from omniq.models import Record, State, StoredResult
 from omniq.operations import EventRow, Saved
 from omniq.storage.ledger import Key, Ledger
-from omniq.storage.machine.machine import DEFAULT_RESULT_TTL_US, Machine
+from omniq.storage.machine.machine import Machine
+from omniq.storage.machine.transitions import DEFAULT_RESULT_TTL_US
 
 
 def restore_tasks(machine: Machine, tasks: Sequence[Saved], key_ttl_us: int, now_us: int) -> int:
-    """Insert those whose ids are free; how many. What is staged on either side is nobody's task yet."""
+    """Insert tasks whose ids are free. A staged one, on either side, is nobody's task yet. Returns how many were new."""
     new = 0
     for saved in tasks:
         there = machine.ledger.load(saved.record.id)
@@ -27,6 +28,7 @@ def restore_tasks(machine: Machine, tasks: Sequence[Saved], key_ttl_us: int, now
 
 def _insert(machine: Machine, saved: Saved, key_ttl_us: int) -> None:
     ledger, task = machine.ledger, copy.copy(saved.record)
+    # Those that wait for it say so when they come in, if they do.
     task.has_dependents = False
     if task.state is State.RUNNING:
         _hand_back(task)
@@ -35,11 +37,14 @@ def _insert(machine: Machine, saved: Saved, key_ttl_us: int) -> None:
     task.blockers_left = len(blockers)
     if task.state is State.BLOCKED and not blockers:
         task.state = State.SCHEDULED  # whatever it waited for has ended; `promote` lets it run when it is due
-    _join_queue(ledger, task)
+    machine.feed(task.queue, task.group)
+    if task.group is not None and not task.state.final:
+        machine.join_lane(task, 0)
     ledger.insert(task)
     ledger.save(task, task.state, task.queue)  # an insert writes what a new task has; this one has a past
     for blocker in blockers:
         ledger.block(blocker, task)
+    # It died before it could tell them: the next sweep does.
     for blocker in dead:
         ledger.defer(blocker.id, True)
     if task.idempotency_key is not None:
@@ -52,34 +57,18 @@ def _insert(machine: Machine, saved: Saved, key_ttl_us: int) -> None:
 
 
 def _hand_back(task: Record) -> None:
+    """Its holder works on the other store: it comes back unused."""
     task.state, task.token, task.lease_until_us, task.returned = State.READY, None, None, True
     task.attempts = max(task.attempts - 1, 0)
 
 
 def _open_blockers(ledger: Ledger, task: Record) -> list[Record]:
-    """Those that it still waits for. One that died counts only if it had not been told so yet."""
+    """Returns the blockers that it still waits for. A dead one counts only if the task had not been told yet."""
     found = [b for wanted in dict.fromkeys(b.id for b in task.blocked_by) if (b := ledger.load(wanted)) is not None]
     waiting = [b for b in found if not b.state.final]
     if task.blockers_left > len(waiting):
         waiting += [b for b in found if b.state in (State.DEAD, State.CANCELLED)]
     return waiting
-
-
-def _join_queue(ledger: Ledger, task: Record) -> None:
-    row = ledger.queue(task.queue)
-    if not row.fed or (task.group is not None and not row.has_groups):
-        row.fed, row.has_groups = True, row.has_groups or task.group is not None
-        ledger.save_queue(row)
-    if task.group is None:
-        return
-    lane = ledger.lane(task.queue, task.group)
-    was_open = lane.open
-    lane.wake()
-    lane.members += not task.state.final
-    lane.ready += task.state is State.READY
-    if lane.open and not was_open:
-        lane.turn = ledger.next_turn()
-    ledger.save_lane(lane)
 
 
 def _expiry(task: Record, result: StoredResult) -> int | None:

@@ -10,26 +10,28 @@ from typing import TYPE_CHECKING
 
 from omniq.errors import DuplicateId, IdempotencyConflict, Refused, RunClosed
 from omniq.models import Record, State
-from omniq.operations import KEY_TTL_US, AbortRun, CommitRun, Enqueue, OnRun, OpenRun, RunInfo, RunState, Stage, Staged
-from omniq.storage.ledger import Key, Ledger, Run
+from omniq.operations import AbortRun, CommitRun, Enqueue, OnRun, OpenRun, RunInfo, RunState, Stage, Staged
+from omniq.storage.ledger import Key, Ledger, StagedRun
+from omniq.storage.machine.transitions import record_of
 
 if TYPE_CHECKING:
     from omniq.storage.machine.machine import Machine
 
-SETTLE_LIMIT = 5000
+SETTLE_LIMIT = 5000  # tasks of one transaction; everybody else waits for it, so `sweep` does the rest
 
 
 def open_run(ledger: Ledger, op: OpenRun, now_us: int) -> RunInfo | Refused:
     run = ledger.run(op.queue, op.run_id)
     if run is None:
-        run = Run(op.queue, op.run_id, now_us, now_us + op.ttl_us)
+        run = StagedRun(op.queue, op.run_id, now_us, now_us + op.ttl_us)
         ledger.save_run(run)
+        # The queue is listed from now on: whoever knows only the id of a run looks for it in every queue.
         ledger.save_queue(ledger.queue(op.queue))
         return run.info()
     return closed(run, now_us) or run.info()
 
 
-def closed(run: Run | None, now_us: int, op: OnRun | None = None) -> RunClosed | None:
+def closed(run: StagedRun | None, now_us: int, op: OnRun | None = None) -> RunClosed | None:
     """Why nothing more can be staged."""
     if run is None:
         assert op is not None
@@ -66,6 +68,7 @@ def stage(machine: Machine, op: Stage, now_us: int) -> Staged | Refused:
         return refusal
     assert run is not None
     ledger.foresee(op.queue, op.tasks)
+    # All are looked up before the first is written, since nothing is undone when one of them is refused.
     found = [_there(ledger, task, now_us) for task in op.tasks]
     for task, there in zip(op.tasks, found, strict=True):
         if isinstance(there, Record) and there.queue != op.queue:
@@ -102,7 +105,7 @@ def _there(ledger: Ledger, op: Enqueue, now_us: int) -> Record | str | None:
     return there if there is None or there.state is State.STAGED else there.fingerprint
 
 
-def _insert(ledger: Ledger, run: Run, op: Enqueue, now_us: int) -> None:
+def _insert(ledger: Ledger, run: StagedRun, op: Enqueue, now_us: int) -> None:
     if op.idempotency_key is not None:
         run.key_ttl_us = max(run.key_ttl_us, op.key_ttl_us)
     if op.group is not None and op.group_limit > 0:
@@ -113,39 +116,16 @@ def _insert(ledger: Ledger, run: Run, op: Enqueue, now_us: int) -> None:
         ledger.save_lane(lane)
     if ledger.stage_plain(op, run, now_us):
         return
-    ledger.insert(
-        Record(
-            id=op.id,
-            queue=op.queue,
-            name=op.name,
-            payload=op.payload,
-            encoding=op.encoding,
-            headers=op.headers,
-            origin=op.origin,
-            eta_us=op.eta_us,
-            due_us=op.eta_us or now_us,
-            timeout_us=op.timeout_us,
-            lease_us=op.lease_us,
-            interval_us=op.interval_us,
-            result_ttl_us=op.result_ttl_us,
-            max_attempts=op.max_attempts,
-            backoff=op.backoff,
-            group=op.group,
-            dead_queue=op.dead_queue,
-            run_id=run.run_id,
-            idempotency_key=op.idempotency_key,
-            fingerprint=op.fingerprint,
-            created_at_us=now_us,
-            updated_at_us=now_us,
-            state=State.STAGED,
-        )
-    )
+    task = record_of(op, op.eta_us, op.eta_us or now_us, now_us)
+    task.run_id, task.state = run.run_id, State.STAGED
+    ledger.insert(task)
     if op.idempotency_key is not None:
         ledger.save_key(op.queue, op.idempotency_key, Key(op.id, op.fingerprint, now_us + op.key_ttl_us))
 
 
 def commit_run(machine: Machine, op: CommitRun, now_us: int) -> RunInfo | Refused:
     run = machine.ledger.run(op.queue, op.run_id)
+    # A commit may be repeated, and then goes on with the tasks that the one before left behind.
     if run is None or run.state is not RunState.COMMITTED:
         refusal = closed(run, now_us, op)
         if refusal is not None:
@@ -168,13 +148,13 @@ def abort_run(machine: Machine, op: AbortRun, now_us: int) -> RunInfo | Refused:
     return run.info()
 
 
-def _end(ledger: Ledger, run: Run, state: RunState, now_us: int) -> None:
+def _end(ledger: Ledger, run: StagedRun, state: RunState, now_us: int) -> None:
     run.state, run.ended_at_us = state, now_us
     ledger.save_run(run)
 
 
 def sweep_runs(machine: Machine, now_us: int, limit: int) -> int:
-    """Go on with what runs left behind; how many tasks moved."""
+    """Go on with the tasks that runs left behind. Returns how many moved."""
     moved = 0
     for run in sorted(machine.ledger.unsettled(now_us, limit), key=lambda run: (run.opened_at_us, run.queue, run.run_id)):
         if run.state is RunState.OPEN:
@@ -185,16 +165,18 @@ def sweep_runs(machine: Machine, now_us: int, limit: int) -> int:
     return moved
 
 
-def settle(machine: Machine, run: Run, now_us: int, limit: int) -> int:
-    """Release or drop up to `limit` of its tasks; how many."""
+def settle(machine: Machine, run: StagedRun, now_us: int, limit: int) -> int:
+    """Release or drop up to `limit` of its tasks. Returns how many moved."""
     if run.settled:
         return 0
     ledger, committed = machine.ledger, run.state is RunState.COMMITTED
+    # A ledger may release plain tasks without reading them; those that it passes over are released one by one below.
     quick = ledger.release_plain(run, now_us, limit) if committed else 0
     if quick:
         run.released += quick
         machine.ready_queues.add(run.queue)
     tasks = ledger.staged(run, limit - quick) if quick < limit else []
+    # In the order of staging, which is then that of the events, on every store and in every process.
     for task in sorted(tasks, key=lambda t: t.seq):
         if committed:
             machine.release_staged(task, run, now_us)
@@ -207,20 +189,16 @@ def settle(machine: Machine, run: Run, now_us: int, limit: int) -> int:
     return quick + len(tasks)
 
 
-def _disclaim(ledger: Ledger, run: Run, task: Record) -> bool:
-    """The run lets go of a task; whether nobody else holds on to it."""
+def _disclaim(ledger: Ledger, run: StagedRun, task: Record) -> bool:
+    """The run lets go of a task. Returns whether nobody else holds on to it."""
     if task.run_id != run.run_id:
         ledger.unclaim(task, run.run_id)
         return False
     others = ledger.claims(task)
     if not others:
         return True
+    # A dead or competing run must not take it along: the next one that wants it has it now.
     task.run_id = others[0]
     ledger.unclaim(task, others[0])
     ledger.save(task, task.state, task.queue)
     return False
-
-
-def keep_until(run: Run) -> int:
-    """Till when an ended run is remembered: as long as its keys."""
-    return (run.ended_at_us or run.opened_at_us) + max(run.key_ttl_us, KEY_TTL_US)

@@ -9,25 +9,27 @@ from typing import Any
 import msgspec
 
 from omniq.errors import DriverClosed, StoreError, StoreFull
-from omniq.storage.redis.wire import Entry
+from omniq.storage.redis.packing import Entry
 
 Script = Callable[[str, Sequence[Entry], int | None, bool], Awaitable[list[Any]]]
 Kind = tuple[int, int | None, bool]  # event loop, time, repeat: only equal ones may travel together
 
-MAX_CALL = 500  # entries of one call
+MAX_CALL = 500  # entries of one call: the server serves nobody else meanwhile
 FLYING = 2  # calls on their way before others have to wait
 
 
-class _Waiting(msgspec.Struct):
+class _WaitingCall(msgspec.Struct):
     key: str
     entries: Sequence[Entry]
     future: asyncio.Future[list[Any]]
 
 
-class _Line:
+class _Traffic:
+    """Calls of one kind: those on their way, and those that wait to travel together."""
+
     def __init__(self) -> None:
         self.flying = 0
-        self.waiting: list[_Waiting] = []
+        self.waiting: list[_WaitingCall] = []
 
 
 class Batches:
@@ -35,7 +37,8 @@ class Batches:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._lines: dict[Kind, _Line] = {}
+        self._traffic: dict[Kind, _Traffic] = {}
+        # The loop itself keeps only weak references to its tasks.
         self._sending: set[asyncio.Task[None]] = set()
 
     async def send(self, key: str, entries: Sequence[Entry], now: int | None, repeat: bool) -> list[Any]:
@@ -43,40 +46,42 @@ class Batches:
             return []
         loop = asyncio.get_running_loop()
         kind = (id(loop), now, repeat)
-        line = self._lines.setdefault(kind, _Line())
-        if line.flying >= FLYING or line.waiting:
-            waiting = _Waiting(key, entries, loop.create_future())
-            line.waiting.append(waiting)
+        traffic = self._traffic.setdefault(kind, _Traffic())
+        # Behind others that wait it waits too, even if a call could fly: calls of one loop keep their order.
+        if traffic.flying >= FLYING or traffic.waiting:
+            waiting = _WaitingCall(key, entries, loop.create_future())
+            traffic.waiting.append(waiting)
             return await waiting.future
-        line.flying += 1
+        # At once and without a task of its own, as most calls are alone.
+        traffic.flying += 1
         try:
             return await self._script(key, entries, now, repeat)
         finally:
-            self._landed(kind, line)
+            self._landed(kind, traffic)
 
     async def close(self) -> None:
         if self._sending:
             await asyncio.gather(*self._sending, return_exceptions=True)
 
-    def _landed(self, kind: Kind, line: _Line) -> None:
-        line.flying -= 1
-        if line.waiting:
-            line.flying += 1
-            task = asyncio.get_running_loop().create_task(self._send(kind, line, _next_call(line.waiting)))
+    def _landed(self, kind: Kind, traffic: _Traffic) -> None:
+        traffic.flying -= 1
+        if traffic.waiting:
+            traffic.flying += 1
+            task = asyncio.get_running_loop().create_task(self._send(kind, traffic, _next_call(traffic.waiting)))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
-        elif not line.flying:
-            self._lines.pop(kind, None)
+        elif not traffic.flying:
+            self._traffic.pop(kind, None)
 
-    async def _send(self, kind: Kind, line: _Line, together: list[_Waiting]) -> None:
+    async def _send(self, kind: Kind, traffic: _Traffic, together: list[_WaitingCall]) -> None:
         try:
             if not await self._carry(kind, together):
                 for call in together:
                     await self._carry(kind, [call])
         finally:
-            self._landed(kind, line)
+            self._landed(kind, traffic)
 
-    async def _carry(self, kind: Kind, together: list[_Waiting]) -> bool:
+    async def _carry(self, kind: Kind, together: list[_WaitingCall]) -> bool:
         """Send these as one and tell each caller; False, and nothing was done, if each has to be sent by itself."""
         _, now, repeat = kind
         entries = [entry for call in together for entry in call.entries]
@@ -99,7 +104,7 @@ class Batches:
                 start += len(call.entries)
         return True
 
-    async def _apart(self, together: list[_Waiting], now: int | None) -> None:
+    async def _apart(self, together: list[_WaitingCall], now: int | None) -> None:
         """Each alone, as a repeat: what a script did before it failed stays done."""
         for call in together:
             try:
@@ -114,14 +119,15 @@ class Batches:
                     call.future.set_result(answers)
 
 
-def _tell(calls: list[_Waiting], exc: BaseException) -> None:
+def _tell(calls: list[_WaitingCall], exc: BaseException) -> None:
+    # What ends the task that sends is no cancellation of those who wait for it.
     told = exc if isinstance(exc, Exception) else DriverClosed("the event loop ends")
     for call in calls:
         if not call.future.done():
             call.future.set_exception(told)
 
 
-def _next_call(waiting: list[_Waiting]) -> list[_Waiting]:
+def _next_call(waiting: list[_WaitingCall]) -> list[_WaitingCall]:
     """Take as many as one call carries, at least one."""
     together = [waiting.pop(0)]
     size = len(together[0].entries)

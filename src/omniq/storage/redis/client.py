@@ -1,7 +1,7 @@
 """Connections to Redis: a client per event loop, one for threads, and how their failures read in the words of the contract.
 
-`Client.script` is the only way to change something. It sends the hash of the script and, if the server does not know it (new,
-flushed or failed over), the script itself. It never sends a call twice: once it is out and no answer came, that is
+`RedisClient.script` is the only way to change something. It sends the hash of the script and, if the server does not know
+it (new, flushed or failed over), the script itself. It never sends a call twice: a call that was sent and not answered is
 `OutcomeUnknown`, and the caller decides.
 """
 
@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import redis
 import redis.asyncio
@@ -48,11 +48,12 @@ from redis.sentinel import Sentinel
 
 from omniq.errors import ConfigError, Invalid, OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.storage.redis.nodes import AsyncNodes, Nodes
-from omniq.storage.redis.wire import Command
-from omniq.storage.url import mask
+from omniq.storage.url import mask, options_of
+
+Command = tuple[Any, ...]
 
 CONNECT_S = 5.0
-ANSWER_S = 15.0
+ANSWER_S = 15.0  # so long a server that accepts a call and is silent may hold it
 AT_ONCE = 5000  # commands of one pipeline: the event loop does nothing else while they are packed
 AHEAD = 4  # calls that are sent before the answer to the first of them is read
 
@@ -61,7 +62,9 @@ _ON_DEMAND = {
     "books": ("books", "enqueues"),
     "operations": ("ending", "operations"),
     "aside": ("aside",),
-    "upkeep": ("upkeep",),
+    "sweeping": ("sweeping",),
+    "purging": ("purging",),
+    "checking": ("checking",),
     "restore": ("restore",),
     "fan_in": ("fan_in",),
     "staging": ("staging",),
@@ -94,19 +97,18 @@ def load_script() -> str:
 
 
 SCRIPT = load_script()
+# The name by which servers know a script: no matter of security, for which some builds of Python refuse SHA-1.
 SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 
 class Target:
-    """Where a URL points: one server, a cluster (`?cluster=1`), or the master that sentinels know (`?sentinel=name`)."""
+    """The place that a URL names: one server, a cluster (`?cluster=1`), or the master of sentinels (`?sentinel=name`)."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("redis", "rediss"):
             raise ConfigError(f"storage URL {mask(url)!r}: write redis://host:6379/0 or rediss://host:6379/0")
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        for key in query.keys() - {"cluster", "sentinel"}:
-            raise ConfigError(f"storage URL {mask(url)!r}: unknown option {key!r}; known: cluster, sentinel")
+        query = options_of(url, "cluster", "sentinel")
         if query.get("cluster", "0") not in ("0", "1", "true", "false"):
             raise ConfigError(f"storage URL {mask(url)!r}: cluster is 1 or 0, not {query['cluster']!r}")
         self.url = url
@@ -129,9 +131,9 @@ class Target:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every connection gets.
+        """The options of every connection.
 
-        No timeout for asyncio's: `Client` has its own around each call. That of the library starts a task for every call,
+        No timeout for asyncio's: `RedisClient` has its own around each call. That of the library starts a task for every call,
         and before Python 3.12 it swallows a cancellation that comes just when the call was sent.
         """
         options: dict[str, Any] = {
@@ -140,6 +142,7 @@ class Target:
             "socket_connect_timeout": CONNECT_S,
             "socket_timeout": None,
             "socket_keepalive": True,
+            # The third version would bring nothing, and shapes answers in another way.
             "protocol": 2,
         }
         if not self.cluster:
@@ -194,17 +197,18 @@ def slot_of(queue: str) -> int:
     return key_slot(queue.encode())
 
 
-class Client:
+class RedisClient:
     """All connections of one storage object. Safe from any thread and any event loop; survives a fork."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        # A connection of asyncio belongs to the loop that made it. Weak, so that loops that have ended can go.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
         self._nodes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncNodes] = weakref.WeakKeyDictionary()
         self._threads: Any = None
-        self._spare: dict[Any, list[Any]] = {}
+        self._spare: dict[Any, list[Any]] = {}  # connections that threads gave back, by pool
 
     # -- clients -----------------------------------------------------------------------------------
 
@@ -271,6 +275,7 @@ class Client:
 
     async def close(self) -> None:
         self._forked()
+        # Connections of other loops cannot be closed from this one: they go with their loops.
         current = asyncio.get_running_loop()
         if current in self._nodes:
             await self._nodes[current].close()
@@ -309,8 +314,10 @@ class Client:
                 try:
                     return await ask("EVALSHA", SHA, 1, key, call)
                 except NoScriptError:
+                    # This puts it back into the cache of the server: a restart or a failover costs one longer call.
                     return await ask("EVAL", SCRIPT, 1, key, call)
         except _LOST as exc:
+            # A late answer must not be read as that of the next call. Nobody waits for the goodbye of a server that is silent.
             await connection.disconnect(nowait=True)
             raise self._unanswered(exc) from exc
         except BaseException as exc:
@@ -331,7 +338,7 @@ class Client:
             raise self.translate(exc) from exc
 
     def scripts_blocking(self, key: str, calls: Iterable[bytes]) -> Iterator[Any]:
-        """Several calls on a single node, in order; the next one is made while the server works on those before it."""
+        """Send several calls to a single node, in order. Each is made while the server works on those before it."""
         try:
             client: Any = self.of_threads()
             yield from self._several(client.connection_pool, key, calls)
@@ -405,6 +412,7 @@ class Client:
             except IndexError:  # another thread was faster
                 break
             with contextlib.suppress(*_LOST):
+                # Something to read is an answer that nobody waited for, or the end of the connection.
                 if not connection.can_read():
                     return connection
             connection.disconnect()
@@ -453,11 +461,12 @@ class Client:
             return await self.command("EVAL", _ANYWAY, 1, command[1], *command)
 
     async def configuration(self, names: str) -> dict[Any, Any]:
-        """What the server tells of its settings, or one of the nodes of a cluster."""
+        """Returns settings of the server, or of one of the nodes of a cluster."""
         return await self._look(lambda client: client.config_get(names))
 
     async def keys(self, pattern: str) -> list[str]:
-        """The keys of the whole store that look like this; none if we may not look."""
+        """Returns the keys of the whole store that match; none if this user may not scan."""
+        # Replicas have the same keys once more.
         target = {"target_nodes": redis.RedisCluster.PRIMARIES} if self.target.cluster else {}
         try:
             async with self._looking() as client:
@@ -468,14 +477,14 @@ class Client:
             return []
 
     async def time_ms(self) -> int:
-        """The clock of the server; of a cluster, that of one of its nodes."""
+        """Returns the time of the server, or of one of the nodes of a cluster."""
         seconds, micros = await self._look(
             lambda client: client.time(**({"target_nodes": client.get_default_node()} if self.target.cluster else {}))
         )
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def _look(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-        """What may be asked twice is asked again, once, where the connection was lost on the way."""
+        """Ask, and once more if the connection broke on the way: nothing here may change what must change once."""
         try:
             async with self._looking() as client:
                 return await ask(client)
@@ -487,7 +496,7 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def _looking(self) -> AsyncGenerator[Any]:
-        """The client of the loop; its failures in our words."""
+        """Lend the client of the loop, and turn its failures into those of a store."""
         nodes = self.nodes_of_loop() if self.target.cluster else None
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -513,6 +522,7 @@ class Client:
         return StoreUnavailable(f"cannot reach {self.name}: {exc}")
 
     def _unanswered(self, exc: BaseException) -> StoreError:
+        # Both are answers of a server that did not take the call.
         if isinstance(exc, BusyLoadingError | AuthenticationError):
             return StoreUnavailable(f"{self.name} does not serve: {exc}")
         return OutcomeUnknown(f"{self.name} was asked and did not answer ({exc})")
@@ -520,6 +530,7 @@ class Client:
     def translate(self, exc: Exception) -> StoreError:
         """An error of the server, which refused the whole call: nothing happened."""
         text = str(exc)
+        # An error that a command got inside the script stands in the text of the script's own, behind a dash.
         if isinstance(exc, OutOfMemoryError) or text.startswith("OOM") or "OOM command not allowed" in text:
             return StoreFull(f"{self.name} is out of memory: raise maxmemory, and keep maxmemory-policy noeviction")
         if (

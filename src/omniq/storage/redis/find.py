@@ -6,17 +6,18 @@ import base64
 import binascii
 from bisect import insort
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from omniq.errors import InvalidCursor
 from omniq.models import Record, State
 from omniq.operations import Filter, Page, Shard
 from omniq.storage.cursors import SCAN_LIMIT
-from omniq.storage.redis.wire import Command
+from omniq.storage.redis.records import Hash, record_of, record_of_result
+from omniq.storage.redis.staging import staged_record
 
 if TYPE_CHECKING:
-    from omniq.storage.redis.client import Client
+    from omniq.storage.redis.client import Command, RedisClient
 
 CHUNK = 200
 SMALL = 5000  # ids of a state that are sorted here rather than found by looking at every task
@@ -32,7 +33,6 @@ _SETS = {
 }
 
 Place = tuple[int, str]  # number of a task and its queue: an order of all tasks that never changes
-Load = Callable[[Sequence[tuple[str, str]]], Awaitable[list[Record | None]]]
 
 
 def encode_place(place: Place) -> str:
@@ -52,10 +52,36 @@ def decode_place(cursor: str | None) -> Place | None:
         raise InvalidCursor(f"cursor {cursor[:40]!r} is not one that this store gave out; start without one") from exc
 
 
+async def load_tasks(client: RedisClient, places: Sequence[tuple[str, str]], *, ended: bool = True) -> list[Record | None]:
+    """The tasks of these ids in these queues, staged ones too; of one whose hash others trimmed, what its result tells."""
+    # Other clients may keep something else than a hash under such a key: then there is no task.
+    found = await client.pipeline([("HGETALL", f"{{{queue}}}:job:{id}") for queue, id in places], wrong_type={})
+    tasks = [_record(*place, fields) for place, fields in zip(places, found, strict=True)]
+    missing = [n for n, record in enumerate(tasks) if record is None]
+    if not ended or not missing:
+        return tasks
+    commands: list[Command] = [("HGETALL", "{{{}}}:o:end:{}".format(*places[n])) for n in missing]
+    commands += [("GET", "{{{}}}:o:res:{}".format(*places[n])) for n in missing]
+    commands += [("HGET", f"{{{places[n][0]}}}:o:staged", places[n][1]) for n in missing]
+    found = await client.pipeline(commands)
+    some = len(missing)
+    for n, fields, result, staged in zip(missing, found[:some], found[some : 2 * some], found[2 * some :], strict=True):
+        tasks[n] = _record(*places[n], fields)
+        if tasks[n] is None and staged is not None:
+            tasks[n] = staged_record(*places[n], staged)
+        elif tasks[n] is None and result is not None:
+            tasks[n] = record_of_result(*places[n], result)
+    return tasks
+
+
+def _record(queue: str, id: str, fields: Hash) -> Record | None:
+    return record_of(queue, id, fields) if b"state" in fields else None
+
+
 class _Merge:
     """The ids of several queues as one sequence, read in chunks that grow: of most queues a page shows few tasks."""
 
-    def __init__(self, client: Client, queues: Sequence[str], after: Place | None, newest_first: bool) -> None:
+    def __init__(self, client: RedisClient, queues: Sequence[str], after: Place | None, newest_first: bool) -> None:
         self._client, self._newest_first = client, newest_first
         self._buffers: dict[str, deque[tuple[int, str]]] = {q: deque() for q in queues}
         self._bounds = {q: self._first_bound(q, after) for q in queues}
@@ -80,6 +106,7 @@ class _Merge:
             else:
                 commands.append(("ZRANGEBYSCORE", key, bound, "+inf", "WITHSCORES", "LIMIT", 0, size))
         for queue, found in zip(empty, await self._client.pipeline(commands), strict=True):
+            # Nothing keeps the ids of other clients to UTF-8.
             pairs = [(int(float(score)), id.decode("utf-8", "replace")) for id, score in scored(found)]
             if pairs:
                 self._buffers[queue].extend(pairs)
@@ -92,7 +119,7 @@ class _Merge:
         self._dry.clear()
 
     async def take(self, limit: int) -> list[tuple[Place, str]]:
-        """The next ids, at most `limit` of them; none at the end."""
+        """Returns the next ids, at most `limit`; none at the end."""
         taken: list[tuple[Place, str]] = []
         while len(taken) < limit:
             if self._dry:
@@ -139,9 +166,9 @@ def _who(queue: str, state: State) -> Command:
 
 
 async def _by_state(
-    client: Client, queues: Sequence[str], states: Sequence[State], after: Place | None, newest_first: bool
+    client: RedisClient, queues: Sequence[str], states: Sequence[State], after: Place | None, newest_first: bool
 ) -> _Sorted | None:
-    """The tasks in some states from the sets that hold exactly those; None if they are too many for that."""
+    """Returns the tasks in some states, from the sets that hold just those; None if they are too many for that."""
     places_of = [(queue, state) for queue in queues for state in states]
     if sum(await client.pipeline([_how_many(*place) for place in places_of])) > SMALL:
         return None
@@ -160,8 +187,7 @@ async def _by_state(
 
 
 async def find_tasks(
-    client: Client,
-    load: Load,
+    client: RedisClient,
     queues: Sequence[str],
     filter: Filter,
     cursor: str | None,
@@ -169,6 +195,7 @@ async def find_tasks(
     newest_first: bool,
 ) -> Page:
     after = decode_place(cursor)
+    # Without states every task may match, and then the order of insertion leads to a page at once.
     narrow = bool(filter.states or filter.statuses)
     merge = await _by_state(client, queues, filter.possible, after, newest_first) if narrow else None
     if merge is None:
@@ -176,7 +203,7 @@ async def find_tasks(
     tasks: list[Record] = []
     last, scanned = after, 0
     while batch := await merge.take(CHUNK):
-        records = await load([(queue, id) for (_, queue), id in batch])
+        records = await load_tasks(client, [(queue, id) for (_, queue), id in batch])
         for (place, _), task in zip(batch, records, strict=True):
             if task is not None and filter.matches(task):
                 if len(tasks) == limit:
@@ -184,13 +211,14 @@ async def find_tasks(
                 tasks.append(task)
                 last = place
         scanned += len(batch)
+        # A filter that nothing matches would otherwise read the whole store for one page.
         if scanned >= SCAN_LIMIT:
             return Page(tasks=tasks, cursor=encode_place(batch[-1][0]), partial=True)
     return Page(tasks=tasks)
 
 
-async def task_shards(client: Client, queues: Sequence[str]) -> list[Shard]:
-    """Where the numbers of each queue's tasks begin and end."""
+async def task_shards(client: RedisClient, queues: Sequence[str]) -> list[Shard]:
+    """Returns the first and the last number of each queue's tasks."""
     commands: list[Command] = []
     for queue in queues:
         key = f"{{{queue}}}:o:tasks"
@@ -203,10 +231,10 @@ async def task_shards(client: Client, queues: Sequence[str]) -> list[Shard]:
     ]
 
 
-async def task_page(client: Client, load: Load, queue: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
-    """Tasks of a queue by their numbers, and the number up to which they are all."""
+async def task_page(client: RedisClient, queue: str, after: int, upto: int, limit: int) -> tuple[list[Record], int]:
+    """Returns tasks of a queue by their numbers, and the last number that the page covers."""
     key = f"{{{queue}}}:o:tasks"
     [found] = await client.pipeline([("ZRANGEBYSCORE", key, f"({after}", upto, "WITHSCORES", "LIMIT", 0, limit)])
     pairs = scored(found)
-    records = await load([(queue, id.decode("utf-8", "replace")) for id, _ in pairs])
+    records = await load_tasks(client, [(queue, id.decode("utf-8", "replace")) for id, _ in pairs])
     return [task for task in records if task is not None], upto if len(pairs) < limit else int(float(pairs[-1][1]))

@@ -20,6 +20,7 @@ Place = tuple[str, int]
 
 
 def _redirected(exc: MovedError, place: Place) -> Place:
+    # A node may leave its own host out.
     told = cast(Any, exc)
     return told.host or place[0], int(told.port)
 
@@ -30,7 +31,7 @@ class AsyncNodes:
     def __init__(self, client: Any, connect: Callable[[str, int], Any]) -> None:
         self._client, self._connect = client, connect
         self._pools: dict[Place, Any] = {}
-        self.stale = False
+        self.stale = False  # a node failed or redirected: the next call asks for the nodes first
 
     async def ready(self) -> Any:
         """The client, once it knows the nodes; it asks for them again after one of them failed."""
@@ -48,6 +49,7 @@ class AsyncNodes:
             try:
                 return await send(self._pool(place))
             except MovedError as exc:
+                # The node refused the call, so it may be sent to another one.
                 self.stale, place = True, _redirected(exc, place)
             except AskError as exc:
                 raise StoreUnavailable(f"{key}: {MOVING}") from exc
@@ -101,7 +103,7 @@ class Nodes:
 
     def _pool(self, place: Place) -> Any:
         pool = self._pools.get(place)
-        return self._pools.setdefault(place, self._connect(*place)) if pool is None else pool
+        return self._pools.setdefault(place, self._connect(*place)) if pool is None else pool  # threads may come together
 
     def close(self) -> None:
         self._client.close()

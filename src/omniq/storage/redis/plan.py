@@ -12,17 +12,17 @@ import msgspec
 from omniq.errors import CrossQueue, OutcomeUnknown, StoreFull, StoreUnavailable
 from omniq.operations import Beat, CountFanIn, Enqueue, OnRun, OnTask, OpenFanIn, Operation, Reserve, Reserved, Stage
 from omniq.storage.checks import Transaction
-from omniq.storage.redis import wire
+from omniq.storage.redis.packing import Packed
 
 WIDE = 250  # queues that one call of the script asks for tasks
 STORE = "omniq.store"  # the name, refused to queues, of what belongs to no queue
 
 
-class Part:
-    """What one call of the script carries: transactions of one slot, and where their answers go."""
+class SlotCall:
+    """One call of the script: transactions of one slot, and where their answers go."""
 
-    def __init__(self, plan: Plan, transactions: Sequence[Transaction], take: Callable[[list[Any]], None]) -> None:
-        self._plan, self._packed, self._take = plan, wire.Packed(transactions), take
+    def __init__(self, plan: SplitCall, transactions: Sequence[Transaction], take: Callable[[list[Any]], None]) -> None:
+        self._plan, self._packed, self._take = plan, Packed(transactions), take
         self.entries = self._packed.entries
 
     def take(self, answers: list[Any]) -> None:
@@ -34,7 +34,7 @@ class Part:
         self._plan.fail(exc)
 
 
-class Share(Part):
+class ReserveShare(SlotCall):
     """A queue's share of a `Reserve`: while its node is away, the other queues have their turn."""
 
     away: StoreUnavailable | StoreFull | None = None
@@ -43,30 +43,30 @@ class Share(Part):
         self.away = exc
 
 
-class Plan:
+class SplitCall:
     """A call in steps: transactions by slot, in order within each. A `Reserve` over several slots, or wide, asks in turn."""
 
     def __init__(self, transactions: Sequence[Transaction], slot_of: Callable[[str], int], repeat: bool = False) -> None:
         self._transactions, self._slot_of, self._repeat = transactions, slot_of, repeat
         self.answers: list[Any] = [None] * len(transactions)
-        self.carried_out = False
+        self.carried_out = False  # a part of the call was: then "nothing happened" is no longer true
 
     def fail(self, exc: StoreUnavailable | StoreFull) -> None:
-        """That nothing happened is true only as long as no other slot has done its part."""
+        """Raise the error of a part: as it is while nothing happened, as `OutcomeUnknown` once another slot did its share."""
         if not self.carried_out:
             raise exc
         raise OutcomeUnknown(f"a part of this call was carried out, and then {exc}") from exc
 
-    def steps(self) -> Iterable[tuple[str, Part]]:
+    def steps(self) -> Iterable[tuple[str, SlotCall]]:
         open_parts: dict[int, tuple[str, list[int]]] = {}
         for n, transaction in enumerate(self._transactions):
             queues = list(dict.fromkeys(_queues_of(transaction)))
             slots = {self._slot_of(q) for q in queues}
-            wide = isinstance(transaction[0], Reserve) and len(queues) > WIDE
-            if len(slots) <= 1 and not wide:
+            if len(slots) <= 1 and not is_wide(transaction):
                 key = f"{{{queues[0]}}}:meta" if queues else f"{{{STORE}}}:meta"
                 open_parts.setdefault(next(iter(slots), -1), (key, []))[1].append(n)
             elif isinstance(transaction[0], Reserve):
+                # First what was given before it: its tasks may be those that are to be leased.
                 yield from self._flush(open_parts)
                 yield from self._reserve(n, transaction[0])
             else:
@@ -76,7 +76,7 @@ class Plan:
                 )
         yield from self._flush(open_parts)
 
-    def _flush(self, parts: dict[int, tuple[str, list[int]]]) -> Iterable[tuple[str, Part]]:
+    def _flush(self, parts: dict[int, tuple[str, list[int]]]) -> Iterable[tuple[str, SlotCall]]:
         for key, numbers in parts.values():
             transactions = [self._transactions[n] for n in numbers]
 
@@ -84,15 +84,16 @@ class Plan:
                 for n, answer in zip(numbers, answers, strict=True):
                     self.answers[n] = answer
 
-            yield key, Part(self, transactions, take)
+            yield key, SlotCall(self, transactions, take)
         parts.clear()
 
-    def _reserve(self, n: int, op: Reserve) -> Iterable[tuple[str, Part]]:
+    def _reserve(self, n: int, op: Reserve) -> Iterable[tuple[str, SlotCall]]:
         slices = self._slices(op.queues)
         if self._repeat:  # what the first call may have leased is found before anything else is
             held: list[Reserved] = []
             for queues in slices:
-                yield self._ask(op, queues, 0, held, Part)
+                # With a limit of nothing a queue gives back what the token holds, and leases nothing.
+                yield self._ask(op, queues, 0, held, SlotCall)
             tasks = [task for found in held for task in found.tasks]
             if tasks:
                 self.answers[n] = [Reserved(tasks=tasks)]
@@ -101,9 +102,9 @@ class Plan:
         for queues in slices:
             got: list[Reserved] = []
             # with nothing left a queue still tells of its pause and its next moment
-            key, part = self._ask(op, queues, op.limit - len(whole.tasks), got, Share)
+            key, part = self._ask(op, queues, op.limit - len(whole.tasks), got, ReserveShare)
             yield key, part
-            if isinstance(part, Share) and part.away is not None:
+            if isinstance(part, ReserveShare) and part.away is not None:
                 away.append(part.away)
                 continue
             moments = [m for m in (whole.next_at_us, got[0].next_at_us) if m is not None]
@@ -117,7 +118,7 @@ class Plan:
         self.answers[n] = [whole]
 
     def _slices(self, queues: Sequence[str]) -> list[tuple[str, ...]]:
-        """Neighbours of one slot together, but not too many."""
+        """Neighbours of one slot together, but not too many. They keep their order, by which the caller prefers them."""
         slices: list[tuple[str, ...]] = []
         for queue in queues:
             if slices and len(slices[-1]) < WIDE and self._slot_of(slices[-1][0]) == self._slot_of(queue):
@@ -126,11 +127,18 @@ class Plan:
                 slices.append((queue,))
         return slices
 
-    def _ask(self, op: Reserve, queues: tuple[str, ...], limit: int, got: list[Reserved], kind: type[Part]) -> tuple[str, Part]:
+    def _ask(
+        self, op: Reserve, queues: tuple[str, ...], limit: int, got: list[Reserved], kind: type[SlotCall]
+    ) -> tuple[str, SlotCall]:
         def take(answers: list[Any]) -> None:
             got.extend(answers[0])
 
         return f"{{{queues[0]}}}:meta", kind(self, [(msgspec.structs.replace(op, queues=queues, limit=limit),)], take)
+
+
+def is_wide(transaction: Transaction) -> bool:
+    """Whether a `Reserve` asks more queues than one call of the script should."""
+    return isinstance(op := transaction[0], Reserve) and len(op.queues) > WIDE
 
 
 def spans_slots(transaction: Transaction, slot_of: Callable[[str], int]) -> bool:
@@ -155,4 +163,5 @@ def _queues_of(transaction: Sequence[Operation]) -> Iterable[str]:
         elif isinstance(op, Beat):
             yield STORE
         elif isinstance(op, OpenFanIn | CountFanIn):
+            # Clients of the contract keep a fan-in under `{cc:key}:…`, which has a slot of its own.
             yield f"cc:{op.key}"

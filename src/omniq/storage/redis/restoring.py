@@ -1,4 +1,4 @@
-"""What another store kept, as the script takes it in: tasks with their results, and events."""
+"""Tasks of another store with their results, and its events, as the script takes them in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omniq.storage.redis.records import WORD_OF, value_of_result, words_of
 from omniq.storage.redis.wire import blob, common_fields, encode_json, maybe_up, ms_down, ms_up, options_of
 
 MAX_TASKS = 1000  # of one call: the server does nothing else meanwhile
-MAX_BYTES = 8 * 1024 * 1024
+MAX_BYTES = 8 * 1024 * 1024  # and of their payloads and results, far below the 512 MB at which a server hangs up
 MAX_EVENTS = 10_000
 DEFAULT_TTL_MS = 86_400_000
 
@@ -37,7 +37,7 @@ def by_slot(tasks: Sequence[Saved], slot_of: Callable[[str], int]) -> list[list[
 
 
 def task_calls(tasks: Sequence[Saved], key_ttl_us: int) -> Iterable[dict[str, Any]]:
-    """Mostly one operation; more if they are many or large."""
+    """Makes the operations that bring tasks in: mostly one, more if the tasks are many or large."""
     part: list[dict[str, Any]] = []
     size = 0
     for saved in tasks:
@@ -88,20 +88,14 @@ def _task(saved: Saved, key_ttl_us: int) -> dict[str, Any]:
 
 def _fields(task: Record, attempts: int) -> list[Any]:
     """The fields of its hash, but for those that depend on what else is in the store."""
-    created, started, finished = (_ms(us) for us in (task.created_at_us, task.started_at_us, task.finished_at_us))
-    always = {
-        "attempt": str(attempts),
-        "created_ms": created,
-        "queued_ms": created,
-        "updated_ms": _ms(task.updated_at_us),
-        "due_ms": str(ms_up(task.due_us)),
+    started, finished = _ms(task.started_at_us), _ms(task.finished_at_us)
+    # A task with a past may have any field, so the script must not read it by its short ways.
+    always = {"attempt": str(attempts), "updated_ms": _ms(task.updated_at_us), "more": "1"}
+    given: dict[str, Any] = {
         "first_started_ms": started,
         "last_started_ms": started,
-        "completed_ms": finished if task.state is State.DONE else "",
-        "failed_ms": finished if task.state is State.DEAD else "",
-        "more": "1",
-    }
-    given: dict[str, Any] = {
+        "completed_ms": finished if task.state is State.DONE else None,
+        "failed_ms": finished if task.state is State.DEAD else None,
         "gid": task.group,
         "idempotency_key": task.idempotency_key,
         "dead_queue": task.dead_queue,

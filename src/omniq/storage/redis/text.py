@@ -21,7 +21,7 @@ def in_utf8(packed: bytes) -> bytes:
 
 
 def _value(data: bytes, at: int) -> tuple[Any, int]:
-    """What stands there, and where the next one does."""
+    """Returns the value at a place, and the place of the next one."""
     head, after = data[at], at + 1
     if head < 0x80 or head >= 0xE0:
         return (head if head < 0x80 else head - 256), after

@@ -16,10 +16,10 @@ import msgspec
 from omniq.storage.waiting import Waiters
 
 if TYPE_CHECKING:
-    from omniq.storage.redis.client import Client
+    from omniq.storage.redis.client import RedisClient
 
 CHANNEL = "{omniq.store}:wake"
-AGAIN_S = 0.2
+AGAIN_S = 0.2  # before another try to subscribe, while the server is away
 
 _decode = msgspec.msgpack.Decoder(tuple[list[str], list[str], bool]).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -28,11 +28,11 @@ _encode = msgspec.msgpack.Encoder().encode
 class Listener:
     """One subscriber per storage object, started by the first who waits."""
 
-    def __init__(self, client: Client, waiters: Waiters) -> None:
+    def __init__(self, client: RedisClient, waiters: Waiters) -> None:
         self._client, self._waiters = client, waiters
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
+        self._pid = os.getpid()  # a forked child has this object, and not its thread
         self._ending = threading.Event()
         self._subscription: Any = None
 
@@ -55,7 +55,7 @@ class Listener:
             thread.join(5)
 
     def _hang_up(self) -> None:
-        """Shut the socket under the listener, which is blocked in a read."""
+        """Shut the socket under the listener, which is blocked in a read that redis-py cannot end."""
         with contextlib.suppress(Exception):
             self._subscription.connection._sock.shutdown(socket.SHUT_RDWR)
 
@@ -66,6 +66,7 @@ class Listener:
         while not self._ending.is_set():
             client = None
             try:
+                # No timeout: a channel may be silent for hours.
                 client = self._client.make_blocking(socket_timeout=None)
                 with client.pubsub() as subscription:
                     self._subscription = subscription
@@ -92,6 +93,7 @@ class Listener:
         try:
             queues, tasks, many = _decode(message["data"])
         except (msgspec.DecodeError, msgspec.ValidationError):
+            # Anybody may publish there. What cannot be read still says that something happened.
             queues, tasks, many = [], [], True
         if many:
             self._waiters.notify_all()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 
 from omniq import errors
-from omniq.errors import IdempotencyConflict, Refused
+from omniq.errors import Refused
 from omniq.models import MAX_COUNT, Record, State
 from omniq.operations import (
     AbortRun,
@@ -52,15 +53,18 @@ from omniq.operations import (
     Reserved,
     Retried,
     Retry,
+    RunInfo,
     Stage,
     Staged,
 )
+from omniq.storage.machine.fan_in import another_number
+from omniq.storage.machine.replies import acked_data, done_before, enqueued_data, event_data, key_in_use, refused
 from omniq.storage.machine.staged_runs import another_body, run_closed, staged_elsewhere
 from omniq.storage.redis.records import (
     FIELDS,
     MAX_LEASE_MS,
-    Options,
     Origin,
+    StoredOptions,
     origin_of,
     record_of,
     state_of,
@@ -68,9 +72,6 @@ from omniq.storage.redis.records import (
     words_of,
 )
 from omniq.storage.redis.staging import as_text, encode_open, encode_stage, run_of
-
-Command = tuple[Any, ...]
-Entry = list[dict[str, Any]]  # a transaction, or a run of them, as the script reads it
 
 DEFAULT_LEASE_MS = 30_000
 DEFAULT_ATTEMPTS = 4  # what other clients are told when the core's default is meant
@@ -98,165 +99,14 @@ def maybe_up(us: int | None) -> int | None:
 
 
 def encode_operation(op: Operation) -> dict[str, Any]:
-    """What the script reads; what is not given is left out."""
-    made = {k: blob(v) if type(v) is bytes else v for k, v in _ENCODERS[type(op)](op).items() if v is not None}
-    made["kind"] = type(op).__name__.lower()
+    """Returns an operation as the script reads it, without the fields that were not given."""
+    made = {k: blob(v) if type(v) is bytes else v for k, v in _WORDS[type(op)].encode(op).items() if v is not None}
+    made["kind"] = _kind(type(op))
     return made
 
 
-_GROWING = {"enqueue", "enqueues", "openrun", "stage", "commitrun", "restore", "restore_events", "openfanin"}
-
-
-def grows(entries: Sequence[Entry]) -> bool:
-    """Whether a call brings in something new, which a full server has no room for; all others end, extend or delete."""
-    return any(op["kind"] in _GROWING for entry in entries for op in entry)
-
-
-class Packed:
-    """Transactions as the script reads them, and how its answers are read. Equal neighbours travel as one run.
-
-    A run is `enqueues` (tasks that differ in id, payload and fingerprint only) or `acks` (of one queue).
-    """
-
-    def __init__(self, transactions: Sequence[Sequence[Operation]]) -> None:
-        self._transactions = transactions
-        self.entries: list[Entry] = []
-        self._spans: list[tuple[int, int, str]] = []  # first transaction, how many, how they travel
-        shapes = [_shape(transaction) for transaction in transactions]
-        start = 0
-        while start < len(transactions):
-            end, shape, travels = start + 1, shapes[start], "alone"
-            if shape is not None:
-                travels = "together" if len(transactions[start]) > 1 else "run"
-                while travels == "run" and end < len(transactions) and shapes[end] == shape:
-                    end += 1
-            ops = [op for transaction in transactions[start:end] for op in transaction]
-            entry = [encode_operation(op) for op in ops] if shape is None else [_run(ops, travels == "together")]
-            self.entries.append(entry)
-            self._spans.append((start, end - start, travels))
-            start = end
-
-    def read(self, answers: Sequence[Any]) -> list[list[Outcome] | Refused]:
-        """One result per transaction from one answer per entry."""
-        results: list[list[Outcome] | Refused] = []
-        for (start, count, travels), answer in zip(self._spans, answers, strict=True):
-            transactions = self._transactions[start : start + count]
-            if travels == "run":
-                results += [_plain(t) if a == 1 else decode_answer(t, a) for t, a in zip(transactions, answer, strict=True)]
-            elif travels == "together" and not answer:
-                results.append(_all_new(transactions[0]))
-            else:
-                results.append(decode_answer(transactions[0], answer))
-        return results
-
-
-def rest_of(entries: Sequence[Entry], answers: Sequence[Any]) -> list[Entry]:
-    """What the script left to another call: a call over very many queues answers only as much as its budget allows."""
-    if not answers:
-        return list(entries)
-    left = list(entries[len(answers) :])
-    if _is_cut(entries, answers):
-        last = entries[len(answers) - 1][0]
-        left.insert(0, [last | {"rows": last["rows"][3 * len(answers[-1]) :]}])
-    return left
-
-
-def _is_cut(entries: Sequence[Entry], answers: Sequence[Any]) -> bool:
-    """Whether the last entry that was answered was carried out in part."""
-    last = entries[len(answers) - 1][0]
-    return last["kind"] == "enqueues" and not last["together"] and 3 * len(answers[-1]) < len(last["rows"])
-
-
-def joined(entries: Sequence[Entry], answers: list[Any], more: Sequence[Any]) -> list[Any]:
-    """Answers, and those that another call gave to the rest."""
-    if answers and _is_cut(entries, answers):
-        return [*answers[:-1], answers[-1] + more[0], *more[1:]]
-    return [*answers, *more]
-
-
-def _shape(transaction: Sequence[Operation]) -> tuple[Any, ...] | None:
-    """What transactions of a run have in common; None for one that travels alone. First: whether it fills a run by itself."""
-    first = transaction[0]
-    if isinstance(first, Ack):
-        if len(transaction) > 1 or first.again_us is not None:
-            return None
-        return (False, Ack, first.queue, first.late, first.encoding, first.listed)
-    if not isinstance(first, Enqueue):
-        return None
-    shape = enqueue_shape(first)
-    if shape is None or any(not isinstance(op, Enqueue) or enqueue_shape(op) != shape for op in transaction[1:]):
-        return None
-    return (len(transaction) > 1, *shape)
-
-
-def enqueue_shape(op: Enqueue) -> tuple[Any, ...] | None:
-    special = (op.group, op.eta_us, op.delay_us, op.interval_us, op.dead_queue, op.idempotency_key, op.headers)
-    if special != _NOT_SPECIAL or op.blocked_by:
-        return None
-    options = (op.name, op.max_attempts, op.lease_us, op.backoff, op.origin, op.encoding, op.timeout_us, op.result_ttl_us)
-    return (Enqueue, op.queue, op.payload is None, op.on_conflict, *options)
-
-
-def of_shape(shape: tuple[Any, ...]) -> Enqueue:
-    """An operation of this shape, without an id of its own."""
-    _, queue, empty, on_conflict, name, max_attempts, lease_us, backoff, origin, encoding, timeout_us, result_ttl_us = shape
-    return Enqueue(
-        id="",
-        queue=queue,
-        payload=None if empty else b"",
-        on_conflict=on_conflict,
-        name=name,
-        max_attempts=max_attempts,
-        lease_us=lease_us,
-        backoff=backoff,
-        origin=origin,
-        encoding=encoding,
-        timeout_us=timeout_us,
-        result_ttl_us=result_ttl_us,
-    )
-
-
-_NOT_SPECIAL = (None,) * 7
-
-
-def _run(ops: Sequence[Operation], together: bool) -> dict[str, Any]:
-    first = ops[0]
-    rows: list[Any] = []
-    if isinstance(first, Ack):
-        for op in cast("Sequence[Ack]", ops):
-            rows += (op.id, op.token, False if op.result is None else blob(op.result), blob(_ack_data(op)))
-        kept = {"listed": True} if first.listed else {}
-        return {"kind": "acks", "queue": first.queue, "late": first.late, "encoding": first.encoding, "rows": rows, **kept}
-    assert isinstance(first, Enqueue)
-    for op in cast("Sequence[Enqueue]", ops):
-        rows += (op.id, blob(b"null" if op.payload is None else op.payload), op.fingerprint)
-    made: dict[str, Any] = {
-        "kind": "enqueues",
-        "queue": first.queue,
-        "name": first.name,
-        "fields": common_fields(first),
-        "options": blob(options_of(first)),
-        "lease": lease_ms(first),
-        "on_conflict": first.on_conflict,
-        "empty": first.payload is None,
-        "together": together,
-        "rows": rows,
-    }
-    if first.result_ttl_us is not None:
-        made["ttl"] = ms_up(first.result_ttl_us)
-    return made
-
-
-def _plain(transaction: Sequence[Operation]) -> list[Outcome]:
-    """What the short way of the script answers with a mere 1."""
-    return [_DONE] if isinstance(transaction[0], Ack) else _all_new(transaction)
-
-
-def _all_new(transaction: Sequence[Operation]) -> list[Outcome]:
-    return [Enqueued(id=op.id, existed=False, state=State.READY) for op in cast("Sequence[Enqueue]", transaction)]
-
-
-_DONE = Acked(state=State.DONE)
+def _kind(op: type[Operation]) -> str:
+    return op.__name__.lower()
 
 
 def blob(data: bytes) -> msgspec.Raw:
@@ -269,6 +119,7 @@ def lease_ms(op: Enqueue | Record) -> int:
 
 def common_fields(op: Enqueue | Record) -> list[str]:
     """The contract's fields that tasks of one shape share."""
+    # Other clients know only one pause for all retries: they are given the first.
     base = _BASE.search(op.backoff) if op.backoff else None
     return [
         "max_attempts",
@@ -281,12 +132,13 @@ def common_fields(op: Enqueue | Record) -> list[str]:
 
 
 def options_of(op: Enqueue | Record) -> bytes:
-    given = Options(op.encoding, op.origin, op.backoff, op.timeout_us, op.result_ttl_us)
+    given = StoredOptions(op.encoding, op.origin, op.backoff, op.timeout_us, op.result_ttl_us)
     given.no_max, given.no_lease, given.no_payload = op.max_attempts == 0, op.lease_us is None, op.payload is None
     return encode_json(given)
 
 
 def _enqueue(op: Enqueue) -> dict[str, Any]:
+    # Other clients read a payload as JSON. That there was none stands among the options, for us.
     payload = b"null" if op.payload is None else op.payload
     fields: list[str | msgspec.Raw] = ["id", op.id, "payload", blob(payload), *common_fields(op)]
     for name, value in (
@@ -299,7 +151,8 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
     for name, number in (("interval_us", op.interval_us), ("eta_us", op.eta_us)):
         if number is not None:
             fields += (name, str(number))
-    if enqueue_shape(op) is None:
+    if not op.plain:
+        # The short ways of the script read the fields of a plain task only: `more` sends this one the long way.
         fields += ("more", "1")
     if op.headers is not None:
         fields += ("headers", blob(encode_json(op.headers)))
@@ -312,7 +165,7 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
         "fields": fields,
         "lease": lease_ms(op),
         "fingerprint": op.fingerprint,
-        "data": b'{"payload_bytes":%d}' % (0 if op.payload is None else len(op.payload)),
+        "data": enqueued_data(op.payload),
         "group": op.group,
         "group_limit": op.group_limit or None,
         "dead_queue": op.dead_queue,
@@ -331,6 +184,7 @@ def _enqueue(op: Enqueue) -> dict[str, Any]:
 
 
 def _moment(op: Enqueue | Reschedule | Requeue) -> dict[str, Any]:
+    # The exact moment goes as text, since Lua writes large numbers with an exponent.
     eta = op.eta_us
     return {"eta": maybe_up(eta), "eta_us": None if eta is None else str(eta), "delay": maybe_up(op.delay_us)}
 
@@ -353,30 +207,18 @@ def _held(op: Held) -> dict[str, Any]:
     return {"queue": op.queue, "id": op.id, "token": op.token, "late": op.late or None}
 
 
-def _ack_data(op: Ack) -> bytes:
-    size = 0 if op.result is None else len(op.result)
-    return b'{"result_bytes":%d}' % size if op.ran_us is None else b'{"ran_us":%d,"result_bytes":%d}' % (op.ran_us, size)
-
-
 def _ack(op: Ack) -> dict[str, Any]:
     again = maybe_up(op.again_us)
-    end = {"result": op.result, "encoding": op.encoding, "data": _ack_data(op), "again": again, "listed": op.listed or None}
+    end = {"result": op.result, "encoding": op.encoding, "data": acked_data(op), "again": again, "listed": op.listed or None}
     return {**_held(op), **end}
 
 
 def _failure(op: Retry | Fail) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    if op.error is not None:
-        data["error"] = {"type": op.error.type, "message": op.error.message[:500]}
-    if op.ran_us is not None:
-        data["ran_us"] = op.ran_us
-    if op.lost is not None:
-        data["lost"] = op.lost
     return {
         **_held(op),
         "error": None if op.error is None else encode_json(op.error),
         "words": words_of(op.error),
-        "data": encode_json(data) if data else None,
+        "data": event_data(op.error, ran_us=op.ran_us, lost=op.lost),
         "lost": op.lost,
     }
 
@@ -439,76 +281,42 @@ def _staged_shape(op: Enqueue) -> list[Any]:
     return [op.name, common_fields(op), blob(options_of(op)), ttl, op.payload is None]
 
 
-_ENCODERS: dict[type[Operation], Callable[[Any], dict[str, Any]]] = {
-    Enqueue: _enqueue,
-    Reserve: _reserve,
-    Ack: _ack,
-    Retry: _retry,
-    Fail: _fail,
-    Release: _held,
-    Extend: _extend,
-    Progress: _progress,
-    Cancel: _cancel,
-    Reschedule: _reschedule,
-    Requeue: _requeue,
-    Remove: _remove,
-    Beat: _beat,
-    OpenFanIn: _open_fan_in,
-    CountFanIn: _count_fan_in,
-    OpenRun: encode_open,
-    Stage: _stage,
-    CommitRun: _on_run,
-    AbortRun: _on_run,
-}
-
-
 # -- up: outcomes --------------------------------------------------------------------------------
 
 
 def decode_answer(transaction: Sequence[Operation], answer: list[Any]) -> list[Outcome] | Refused:
     """The outcomes of a transaction, or why it was refused."""
     if answer and isinstance(answer[0], bytes):
-        kind, number = cast("tuple[bytes, int]", answer)
-        return refusal(kind.decode(), transaction[number - 1])
+        # Facts and no sentences: all stores refuse in the same words, which Python has.
+        kind, number, *details = answer
+        return refusal(kind.decode(), transaction[cast(int, number) - 1], *details)
     return [_outcome(op, reply) for op, reply in zip(transaction, answer, strict=True)]
 
 
 def _outcome(op: Operation, reply: list[Any]) -> Outcome:
     if reply and reply[0] == b"before":
-        return _BEFORE[type(op)](op)
-    return _DECODERS[type(op)](op, reply)
+        return done_before(op)
+    return _WORDS[type(op)].decode(op, reply)
 
 
-_TEXTS = {
-    "TaskNotFound": "no task {id!r} in queue {queue!r}",
-    "NotActive": "task {id!r} is not running",
-    "LeaseExpired": "the lease of task {id!r} ran out; stop working on it",
-    "TokenMismatch": "task {id!r} is held under another token; stop working on it",
-    "LeaseHeld": "the lease of task {id!r} was renewed",
-    "NotDead": "task {id!r} is no dead letter; only a FAILED task can be requeued",
-    "NotWaiting": "task {id!r} is not in a state for this; cancel a running one, requeue a FAILED one",
-    "DuplicateId": "task {id!r} is already there with another body; leave the id out or use another",
-    "IdempotencyConflict": "idempotency key {key!r} in queue {queue!r} was used for another body",
-}
-
-
-def refusal(kind: str, op: Operation) -> Refused:
-    """The error that the script names, about this operation."""
+def refusal(kind: str, op: Operation, *details: Any) -> Refused:
+    """The refusal that the script names. `details`: what its words need, as `refuse` in operations.lua gives it."""
     if isinstance(op, OpenFanIn):
-        return IdempotencyConflict(f"fan-in {op.key!r} is open with another number than {op.expected}")
+        return another_number(op, *details)
     if isinstance(op, OnRun):
-        return _run_refusal(kind, op)
-    words = {"id": getattr(op, "id", ""), "queue": getattr(op, "queue", ""), "key": getattr(op, "idempotency_key", "")}
-    return cast(Refused, getattr(errors, kind)(_TEXTS[kind].format(**words)))
+        return _run_refusal(kind, op, *details)
+    if kind == "IdempotencyConflict":
+        return key_in_use(cast(Enqueue, op), details[0].decode() if details else None)
+    task = Record(id="", queue="", name="", state=state_of(details[0]), attempts=details[1]) if details else None
+    return refused(getattr(errors, kind), op, task)
 
 
-def _run_refusal(kind: str, op: OnRun) -> Refused:
-    """`RunClosed` and why; of a `Stage` also another error and the number of the task that it is about."""
-    name, _, rest = kind.partition(" ")
-    if name == "RunClosed":
-        return run_closed(rest, op.queue, op.run_id)
-    told = another_body if name == "IdempotencyConflict" else staged_elsewhere
-    return told(cast(Stage, op).tasks[int(rest) - 1].id, op.run_id)
+def _run_refusal(kind: str, op: OnRun, detail: bytes | int) -> Refused:
+    """`detail`: why the run is closed, or the number of the staged task that is refused."""
+    if isinstance(detail, bytes):
+        return run_closed(detail.decode(), op.queue, op.run_id)
+    told = another_body if kind == "IdempotencyConflict" else staged_elsewhere
+    return told(cast(Stage, op).tasks[detail - 1].id, op.run_id)
 
 
 def _reserved(op: Reserve, reply: list[Any]) -> Reserved:
@@ -527,64 +335,71 @@ def _leased(op: Reserve, queue: str, values: Sequence[Any], now: int) -> Record:
         return record_of(queue, fields[b"id"].decode(), fields)
     until, _, timeout_ms, _, created, due, _, _, found, id, payload, max_attempts = values
     origin = cast(Origin, origin_of(found))  # the script has read it
-    options = origin.options
-    return Record(
+    options, created_us, now_us = origin.options, whole(created) * 1000, now * 1000
+    task = Record(  # more than 15 names, and Python makes a dictionary of them first: half a µs of each lease
         id=id.decode(),
         queue=queue,
         name=origin.name,
         payload=None if options.no_payload else payload,
-        encoding=options.encoding,
-        origin=options.origin,
-        due_us=whole(due or created) * 1000,
-        timeout_us=options.timeout_us,
-        lease_us=None if options.no_lease else whole(timeout_ms or 0, MAX_LEASE_MS) * 1000,
-        result_ttl_us=options.result_ttl_us,
+        due_us=whole(due) * 1000 if due else created_us,
         attempts=1,
-        max_attempts=0 if options.no_max else whole(max_attempts or 0, MAX_COUNT),
-        backoff=options.backoff,
         token=op.token,
         lease_until_us=int(until) * 1000,
         worker=op.worker or None,
-        run_id=options.run,
         fingerprint=origin.fingerprint,
-        created_at_us=int(created) * 1000,
-        updated_at_us=now * 1000,
-        started_at_us=now * 1000,
+        created_at_us=created_us,
+        updated_at_us=now_us,
+        started_at_us=now_us,
         state=State.RUNNING,
         seq=origin.seq,
     )
+    task.encoding, task.origin, task.backoff = options.encoding, options.origin, options.backoff
+    task.timeout_us, task.result_ttl_us, task.run_id = options.timeout_us, options.result_ttl_us, options.run
+    if not options.no_lease:
+        task.lease_us = whole(timeout_ms or 0, MAX_LEASE_MS) * 1000
+    if not options.no_max:
+        task.max_attempts = whole(max_attempts or 0, MAX_COUNT)
+    return task
 
 
-_DECODERS: dict[type[Operation], Callable[[Any, list[Any]], Outcome]] = {
-    Enqueue: lambda _, r: Enqueued(id=r[0].decode(), existed=r[1] == 1, state=state_of(r[2])),
-    Reserve: _reserved,
-    Ack: lambda _, r: Acked(state=state_of(r[0]), already=r[1] == 1),
-    Retry: lambda _, r: Retried(due_us=r[0] * 1000, state=state_of(r[1])),
-    Fail: lambda _, r: Failed(queue=r[0].decode(), state=state_of(r[1]), already=r[2] == 1),
-    Release: lambda _, r: Released(state=state_of(r[0])),
-    Extend: lambda _, r: Extended(lease_until_us=r[0] * 1000, cancel_requested=r[1] == 1),
-    Progress: lambda _, r: Extended(lease_until_us=r[0] * 1000, cancel_requested=r[1] == 1),
-    Cancel: lambda _, r: Cancelled(state=state_of(r[0])),
-    Reschedule: lambda _, r: Rescheduled(due_us=r[0] * 1000),
-    Requeue: lambda _, r: Requeued(state=state_of(r[0])),
-    Remove: lambda _, r: Removed(),
-    Beat: lambda _, r: Beaten(),
-    OpenFanIn: lambda _, r: FannedIn(left=r[0]),
-    CountFanIn: lambda _, r: FannedIn(left=r[0]),
-    OpenRun: lambda op, r: run_of(op.queue, op.run_id, r),
-    Stage: lambda _, r: Staged(new=r[0], there=r[1]),
-    CommitRun: lambda op, r: run_of(op.queue, op.run_id, r),
-    AbortRun: lambda op, r: run_of(op.queue, op.run_id, r),
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The two ways of an operation: its words for the script, and its outcome from the answer."""
+
+    encode: Callable[[Any], dict[str, Any]]
+    decode: Callable[[Any, list[Any]], Outcome]
+    grows: bool = False  # it brings in something new, which a full server has no room for
+
+
+def _extended(_: Operation, reply: list[Any]) -> Extended:
+    return Extended(lease_until_us=reply[0] * 1000, cancel_requested=reply[1] == 1)
+
+
+def _run_info(op: OnRun, reply: list[Any]) -> RunInfo:
+    return run_of(op.queue, op.run_id, reply)
+
+
+_WORDS: dict[type[Operation], _Words] = {
+    Enqueue: _Words(_enqueue, lambda _, r: Enqueued(id=r[0].decode(), existed=r[1] == 1, state=state_of(r[2])), grows=True),
+    Reserve: _Words(_reserve, _reserved),
+    Ack: _Words(_ack, lambda _, r: Acked(state=state_of(r[0]), already=r[1] == 1)),
+    Retry: _Words(_retry, lambda _, r: Retried(due_us=r[0] * 1000, state=state_of(r[1]))),
+    Fail: _Words(_fail, lambda _, r: Failed(queue=r[0].decode(), state=state_of(r[1]), already=r[2] == 1)),
+    Release: _Words(_held, lambda _, r: Released(state=state_of(r[0]))),
+    Extend: _Words(_extend, _extended),
+    Progress: _Words(_progress, _extended),
+    Cancel: _Words(_cancel, lambda _, r: Cancelled(state=state_of(r[0]))),
+    Reschedule: _Words(_reschedule, lambda _, r: Rescheduled(due_us=r[0] * 1000)),
+    Requeue: _Words(_requeue, lambda _, r: Requeued(state=state_of(r[0]))),
+    Remove: _Words(_remove, lambda _, r: Removed()),
+    Beat: _Words(_beat, lambda _, r: Beaten()),
+    OpenFanIn: _Words(_open_fan_in, lambda _, r: FannedIn(left=r[0]), grows=True),
+    CountFanIn: _Words(_count_fan_in, lambda _, r: FannedIn(left=r[0])),
+    OpenRun: _Words(encode_open, _run_info, grows=True),
+    Stage: _Words(_stage, lambda _, r: Staged(new=r[0], there=r[1]), grows=True),
+    # A staged task is one value; its commit makes a hash, index entries and an event of it.
+    CommitRun: _Words(_on_run, _run_info, grows=True),
+    AbortRun: _Words(_on_run, _run_info),
 }
 
-# What a repeated operation answers when the first one was carried out and its answer got lost.
-_BEFORE: dict[type[Operation], Callable[[Any], Outcome]] = {
-    Ack: lambda _: Acked(state=State.DONE, already=True),
-    Fail: lambda op: Failed(queue=op.queue, already=True),
-    Retry: lambda _: Retried(due_us=0),
-    Extend: lambda _: Extended(lease_until_us=0, cancel_requested=False),
-    Progress: lambda _: Extended(lease_until_us=0, cancel_requested=False),
-    Release: lambda _: Released(state=State.READY),
-    Cancel: lambda _: Released(state=State.READY),
-    Requeue: lambda _: Requeued(state=State.READY),
-}
+GROWING = frozenset(_kind(op) for op, words in _WORDS.items() if words.grows)

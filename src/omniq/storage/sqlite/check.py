@@ -83,8 +83,9 @@ _CONTRADICTIONS = (
 
 
 def examine(connection: sqlite3.Connection) -> list[str]:
-    """What is wrong, one sentence each."""
+    """Returns what is wrong, one sentence each."""
     found = [f"the database is damaged: {row[0]}" for row in connection.execute("PRAGMA integrity_check") if row[0] != "ok"]
+    # With its own factory one text that is no UTF-8 would end the whole look.
     kept, connection.text_factory = connection.text_factory, _text
     try:
         for look in (_unreadable, _contradictions):
@@ -122,9 +123,10 @@ def _text(raw: bytes) -> Any:
 
 def _task(row: Row) -> None:
     record_of(row)
-    for args in row[38:40]:
-        if args is not None:
-            _decode(args)
+    *_, args, kwargs, _payload = row
+    for part in (args, kwargs):
+        if part is not None:
+            _decode(part)
 
 
 def _event(row: Row) -> None:
@@ -138,7 +140,7 @@ def _worker(row: Row) -> None:
 
 
 class _Table(msgspec.Struct):
-    """What a row of a table must have: texts, JSON that is there or not, numbers; `read` makes a record of its columns."""
+    """The columns that a row must have as text, as JSON or nothing, and as numbers; `read` makes a record of `columns`."""
 
     columns: str
     read: Callable[[Row], object] | None = None
@@ -151,6 +153,7 @@ class _Table(msgspec.Struct):
         text = " || ".join(f"coalesce({column}, '')" for column in self.texts) or "''"
         numbers = [f"typeof({column}) <> 'integer'" for column in self.numbers]
         jsons = [f"(coalesce({column}, '') <> '' AND NOT json_valid({column}))" for column in self.jsons]
+        # NOT INDEXED: an index may hold a sound copy of a value that is damaged in its row.
         return f"SELECT rowid, {text}, {_any(numbers)}, {_any(jsons)} FROM {name} NOT INDEXED"
 
 
@@ -203,7 +206,7 @@ def _told(name: str, numbers: list[int]) -> Iterator[str]:
 
 
 def _can_be_read(connection: sqlite3.Connection, name: str, table: _Table, number: int) -> bool:
-    """SQLite and Python do not read every JSON alike; what counts is whether omniq can."""
+    """Whether omniq can read a row, which counts: SQLite and Python do not take the same texts for JSON."""
     if table.read is None:
         return False
     row = connection.execute(f"SELECT {table.columns} FROM {name} NOT INDEXED WHERE rowid = ?", (number,)).fetchone()

@@ -1,6 +1,6 @@
 """SQLite: durable, shared by any number of processes of one machine, with group commit.
 
-Writes cross to one writer thread in one hop per batch (`sqlite_writer`); reads go through aiosqlite on a connection of their
+Writes cross to one writer thread in one hop per batch (`writer`); reads go through aiosqlite on a connection of their
 own, so that looking never waits for writing.
 """
 
@@ -18,7 +18,7 @@ import aiosqlite
 import msgspec
 
 from omniq.errors import ConfigError, DriverClosed, EventsLost, Invalid, StoreUnavailable
-from omniq.models import Record, State, StoredResult, check_encodable, check_queue, now_us
+from omniq.models import Record, State, StoredResult, check_queue, now_us
 from omniq.operations import (
     EventRow,
     Filter,
@@ -26,15 +26,15 @@ from omniq.operations import (
     Lease,
     Page,
     QueueCounts,
-    Retention,
     RunInfo,
     Shard,
     StoreInfo,
     WorkerInfo,
 )
+from omniq.retention import CutOffs
 from omniq.storage.copies import copy_database, write_whole
+from omniq.storage.liveness import WATCHED_FROM, WatchedLease
 from omniq.storage.local import Durability, LocalStorage
-from omniq.storage.renewals import WATCHED_FROM, Held
 from omniq.storage.scanning import Range
 from omniq.storage.sqlite.check import examine
 from omniq.storage.sqlite.find import COUNTS, find_page
@@ -43,29 +43,29 @@ from omniq.storage.sqlite.rows import COLUMNS, COUNTERS, RESULT_COLUMNS, RUN, re
 from omniq.storage.sqlite.scan import SOURCES, scan, scan_blocking
 from omniq.storage.sqlite.schema import VERSION
 from omniq.storage.sqlite.upkeep import check_store, purge_results, purge_store
-from omniq.storage.sqlite.writer import BUSY_TIMEOUT_MS, Section, SQLiteWriter, connect, translate
+from omniq.storage.sqlite.writer import BUSY_TIMEOUT_MS, SQLiteSection, SQLiteWriter, connect, translate
 from omniq.storage.tables import Columns, Condition
 from omniq.storage.url import local_options, sqlite_path, sqlite_url
 
 Row = tuple[Any, ...]
 
 _EVENT_COLUMNS = 'seq, ts, event, task_id, queue, name, "group", attempt, worker, enqueued_at, due, state, data'
-# Running tasks whose lease is over or was not renewed for a while, and those of lost workers. How long a lease was tells the
-# last beat of its holder, which came with the renewal; before the first one the task has just started.
-WATCHED = f"""SELECT t.seq, t.token, coalesce(t.worker, ''), t.lease_until,
- min(t.lease_until - t.started_at, coalesce(t.lease_until - w.seen_at, t.lease_until))
+# Running tasks whose lease is over or was not renewed for a while, and those of lost workers, as `WatchedLease`.
+WATCHED = f"""SELECT t.seq, t.token, coalesce(t.worker, ''), t.lease_until, max(t.started_at, coalesce(w.seen_at, 0))
  FROM tasks t INDEXED BY tasks_running LEFT JOIN workers w ON w.worker = t.worker WHERE t.state=4
  AND (t.lease_until - ? <= (t.lease_until - t.started_at) * {WATCHED_FROM} OR t.worker IN (SELECT value FROM json_each(?)))
  AND (? IS NULL OR t.queue IN (SELECT value FROM json_each(?)))"""
 _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 
 
-class SQLiteStorage(LocalStorage[Section]):
+class SQLiteStorage(LocalStorage[SQLiteSection]):
     """A queue in one SQLite file (`path`, `sqlite:` URL or `":memory:"`).
 
     `durability="full"` survives a power cut, `"process"` a kill -9. A network file system is refused, since its locks and
     memory maps cannot be trusted; `allow_network_fs=True` overrides that.
     """
+
+    default_url = "sqlite:///omniq.db"
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class SQLiteStorage(LocalStorage[Section]):
 
     def _make_writer(self) -> SQLiteWriter:
         if self._pid != os.getpid():
-            self._reader = None
+            self._reader = None  # its thread stayed with the parent
         if not self.in_memory:
             self._prepare_folder()
         return SQLiteWriter(self.path, self._durability, self.events_on, self.waiters)
@@ -117,6 +117,7 @@ class SQLiteStorage(LocalStorage[Section]):
         except OSError as exc:
             raise StoreUnavailable(f"cannot create {path.parent}: {exc.strerror}") from exc
         self._refuse_network("where SQLite can corrupt a database")
+        # Before SQLite opens it, which would leave files beside the database of another program.
         refuse_foreign(self.path)
 
     async def _close_rest(self) -> None:
@@ -124,18 +125,16 @@ class SQLiteStorage(LocalStorage[Section]):
             await self._reader.close()
             self._reader = None
 
-    def _allocate(self, section: Section, n: int) -> int:
-        first = section.connection.execute("SELECT next_id FROM store").fetchone()[0]
-        section.connection.execute("UPDATE store SET next_id = next_id + ?", (n,))
-        return first
-
     # -- reading -----------------------------------------------------------------------------------
+    # All that looks is overridden: SQL on a connection of its own reads only the rows that it shows and never waits for the
+    # writer, while `LedgerStorage` would take the store's lock and go through every task.
 
     async def _fetch(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         if self._writer is None or self._pid != os.getpid():
             await self.open()
         try:
             if self.in_memory:
+                # A database in memory belongs to the one connection that made it.
                 return await self._do(lambda section: section.connection.execute(sql, parameters).fetchall())
             reader = self._reader or await self._open_reader()
             return cast("list[Row]", await reader.execute_fetchall(sql, parameters))
@@ -145,7 +144,7 @@ class SQLiteStorage(LocalStorage[Section]):
             raise Invalid(f"{exc.object[:40]!r} cannot be in a store: it has half a character at {exc.start}") from exc
         except OverflowError as exc:
             raise Invalid(f"a number is too large to be in a store: {exc}") from exc
-        except ValueError as exc:
+        except ValueError as exc:  # aiosqlite says so of a connection that was closed meanwhile
             raise DriverClosed(f"the storage {self.path} was closed") from exc
         except Exception as exc:
             translated = translate(exc, self.path)
@@ -159,6 +158,7 @@ class SQLiteStorage(LocalStorage[Section]):
             thread.daemon = True  # a script that forgets close() must still be able to end
         reader = await connecting
         await reader.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        # Only the writer writes: a change by this connection would miss the lock, the counters and the bell.
         await reader.execute("PRAGMA query_only = ON")
         with self._opening:
             if self._reader is None and not self._closed:
@@ -185,10 +185,11 @@ class SQLiteStorage(LocalStorage[Section]):
         now = self._now(now_us)
         names = None if queues is None else _json(list(queues))
         rows = await self._fetch(WATCHED, (now, _json(list(lost_workers)), names, names))
-        held, given = [Held(*row) for row in rows], now_us is not None
+        held, given = [WatchedLease(*row) for row in rows], now_us is not None
         over = self._renewals.over(held, now, set(lost_workers), whole=queues is None, given=given)[:limit]
         if not over:
             return []
+        # Only the few that count as lost are read whole. One that was renewed or ended between the two reads is left out below.
         sql = f"SELECT {COLUMNS} FROM tasks WHERE state=4 AND seq IN (SELECT value FROM json_each(?)) ORDER BY lease_until, seq"
         found = {t.seq: t for t in map(record_of, await self._fetch(sql, (_json([lease.seq for lease in over]),)))}
         leases = [(found[lease.seq], lease) for lease in over if lease.seq in found]
@@ -199,6 +200,7 @@ class SQLiteStorage(LocalStorage[Section]):
         ]
 
     async def sweep(self, now_us: int | None = None, limit: int = 1000) -> int:
+        """Every worker sweeps twice a second: where nothing is left to do, a read spares the lock and a commit."""
         now = self._now(now_us)
         work = """SELECT 1 FROM deferred UNION ALL
             SELECT 1 FROM runs WHERE settled = 0 AND (state <> 'OPEN' OR expires_at <= ?) LIMIT 1"""
@@ -206,19 +208,20 @@ class SQLiteStorage(LocalStorage[Section]):
             return 0
         return await super().sweep(now, limit)
 
-    async def purge(self, retention: Retention, now_us: int | None = None, limit: int = 1000) -> int:
-        return await self._do(lambda section: purge_store(section, retention, self._now(now_us), limit))
+    async def _purge(self, cut: CutOffs) -> int:
+        return await self._do(lambda section: purge_store(section, cut))
 
     async def _purge_results(self, older_than_us: int) -> int:
         gone = 0
         while True:
+            # A commit for each thousand, so that others write in between.
             batch: int = await self._do(lambda section: purge_results(section, "finished_at < ?", older_than_us, 1000))
             gone += batch
             if batch < 1000:
                 return gone
 
     async def check(self, repair: bool = False) -> list[str]:
-        def counted(section: Section) -> list[str]:
+        def counted(section: SQLiteSection) -> list[str]:
             there = examine(section.connection) if self.in_memory else []
             return [*there, *check_store(section, repair)]
 
@@ -256,7 +259,6 @@ class SQLiteStorage(LocalStorage[Section]):
         return record_of(rows[0]) if rows else None
 
     async def results(self, ids: Sequence[str]) -> dict[str, StoredResult]:
-        check_encodable("".join(ids), "task id")
         sql = f"""SELECT {RESULT_COLUMNS} FROM results WHERE seq IN
             (SELECT seq FROM tasks WHERE id IN (SELECT value FROM json_each(?)))"""
         return {row[0]: result_of_row(row) for row in await self._fetch(sql, (_json(list(ids)),))}

@@ -14,7 +14,7 @@ import msgspec
 from omniq.models import Record, State
 from omniq.operations import Filter, Page
 from omniq.storage.cursors import decode_cursor, encode_cursor, few
-from omniq.storage.local import DUE_CAP
+from omniq.storage.ledger_storage import DUE_CAP
 from omniq.storage.sqlite.rows import COLUMNS, COUNTERS, record_of
 
 Row = tuple[Any, ...]
@@ -84,7 +84,7 @@ async def _look_through(
 
 
 async def _edge(fetch: Fetch, after: int | None, newest_first: bool, scan_limit: int) -> int | None:
-    """Where a page must stop looking: the row `scan_limit` further on, if there are so many."""
+    """Returns the row at which a page stops looking, `scan_limit` further on; None if there are not so many."""
     start = after if after is not None else _LAST if newest_first else 0
     side, order = ("<", "DESC") if newest_first else (">", "ASC")
     sql = f"SELECT seq FROM tasks WHERE seq {side} ? ORDER BY seq {order} LIMIT 1 OFFSET ?"
@@ -102,7 +102,7 @@ async def _select(fetch: Fetch, where: list[str], parameters: Sequence[Any], new
 
 
 async def _few(fetch: Fetch, filter: Filter, scan_limit: int) -> list[int] | None:
-    """The numbers of the few tasks that can match, with some that do not; None if an index does not lead to few."""
+    """Returns the numbers of the few tasks that can match, with some that do not; None if no index leads to few."""
     if filter.ids:
         ids = _json(list(filter.ids[: scan_limit + 1]))
         rows = await fetch("SELECT seq FROM tasks WHERE id IN (SELECT value FROM json_each(?))", (ids,))
@@ -120,7 +120,7 @@ async def _few(fetch: Fetch, filter: Filter, scan_limit: int) -> list[int] | Non
 
 
 def _cost(counters: Sequence[Row], states: Sequence[State], queue: str | None) -> int:
-    """How many rows the indexes of these states lead to."""
+    """Returns the number of rows to which the indexes of these states lead."""
     cost = 0
     for state in states:
         everywhere = sum(row[1 + state] for row in counters)
@@ -135,20 +135,22 @@ def _cost(counters: Sequence[Row], states: Sequence[State], queue: str | None) -
 
 
 def _numbers(states: Sequence[State], queue: str | None, scan_limit: int) -> tuple[str, list[Any]]:
-    """One statement, so that a task that moves from one of the states to another is in one of them."""
-    here, given = ("", []) if queue is None else (" AND queue=?", [queue])
+    """A single statement for pairs of a state and a number: between two of them a task might move to another state.
+
+    Ended tasks are found by their results and come as DONE. A pair with −1 says how many there are by the counters.
+    """
+    here = "" if queue is None else " AND queue=?"
     parts = [f"SELECT {s:d}, seq FROM tasks INDEXED BY {_INDEXES[s]} WHERE state={s:d}{here}" for s in states if s in _INDEXES]
-    parameters = given * len(parts)
     ended = [s for s in states if s not in _INDEXES]
     if ended:
-        counted = "SELECT coalesce(sum({}), 0) FROM queues WHERE 1{}".format("+".join(COUNTERS[s] for s in ended), here)
+        counted = f"SELECT coalesce(sum({'+'.join(COUNTERS[s] for s in ended)}), 0) FROM queues WHERE 1{here}"
         parts.append(f"SELECT -1, ({counted})")
         parts.append(
             f"""SELECT {State.DONE:d}, t.seq FROM (SELECT seq FROM results WHERE ({counted}) > 0 LIMIT {scan_limit:d}) r
             CROSS JOIN tasks t ON t.seq = r.seq WHERE t.state IN ({", ".join(str(int(s)) for s in ended)}){here}"""
         )
-        parameters += given * 3
-    return " UNION ALL ".join(parts), parameters
+    sql = " UNION ALL ".join(parts)
+    return sql, [queue] * sql.count("queue=?")
 
 
 # -- conditions ------------------------------------------------------------------------------------
@@ -165,6 +167,7 @@ def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:
 
     if filter.states:
         where.append(f"state IN ({', '.join(str(int(s)) for s in filter.states)})")
+    # Before their run is committed, tasks are shown only to those who ask for the run or the state.
     elif filter.run_id is None:
         where.append(f"state <> {State.STAGED:d}")
     if filter.statuses:

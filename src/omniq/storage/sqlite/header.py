@@ -1,4 +1,4 @@
-"""Whose database a file is, seen without leaving files beside it, as opening it for good would.
+"""Finds out whose database a file is, without leaving files beside it, as opening it for good would.
 
 The file itself is read through SQLite only: whoever closes a descriptor of it frees all locks that this process has on it, also
 those of connections that are in use.
@@ -10,8 +10,10 @@ import errno
 import os
 import sqlite3
 import stat
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote
 
 import msgspec
@@ -58,7 +60,7 @@ def refuse_foreign(path: str) -> None:
 
 
 def _place_of_its_own(path: Path) -> Path:
-    """Beside it, under another name: the file of another program may have the one that omniq takes by default."""
+    """Returns a path beside it, under another name: the file of another program may have the default name of omniq."""
     return path.with_name("omniq.db" if path.name != "omniq.db" else "omniq-tasks.db")
 
 
@@ -85,31 +87,29 @@ def _in_file(path: str) -> _Head | None:
 def _in_log(log: Path) -> _Head | None:
     """The first page as the write-ahead log has it: a database that is in use, or was not closed, may be there only."""
     try:
-        file = log.open("rb")
+        with log.open("rb") as file:
+            heads = [head for page, head in _frames(file) if page == 1]
     except FileNotFoundError:
         return None
-    found = None
-    with file:
-        start = file.read(_WAL_HEADER)
-        if len(start) < _WAL_HEADER:
-            return None
-        page, salt = int.from_bytes(start[8:12]), start[16:24]
-        frame = file.read(_FRAME_HEADER)
-        while len(frame) == _FRAME_HEADER and frame[8:16] == salt:
-            if int.from_bytes(frame[:4]) == 1:
-                found = file.read(_HEAD)
-                file.seek(page - len(found), 1)
-            else:
-                file.seek(page, 1)
-            frame = file.read(_FRAME_HEADER)
-    if found is None or len(found) < _HEAD:
+    if not heads or len(heads[-1]) < _HEAD:
         return None
-    is_empty = found[100] == _LEAF and not int.from_bytes(found[_CELLS])
-    return _Head(int.from_bytes(found[_APPLICATION]), int.from_bytes(found[_VERSION]), is_empty)
+    last = heads[-1]
+    is_empty = last[100] == _LEAF and not int.from_bytes(last[_CELLS])
+    return _Head(int.from_bytes(last[_APPLICATION]), int.from_bytes(last[_VERSION]), is_empty)
+
+
+def _frames(log: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The number and the head of each page in the log, oldest first. Frames of older logs, with other salt, lie behind them."""
+    header = log.read(_WAL_HEADER)
+    page_bytes, salt = int.from_bytes(header[8:12]), header[16:24]
+    while len(frame := log.read(_FRAME_HEADER)) == _FRAME_HEADER and frame[8:16] == salt:
+        head = log.read(_HEAD)
+        yield int.from_bytes(frame[:4]), head
+        log.seek(page_bytes - len(head), os.SEEK_CUR)
 
 
 def _with_tables(path: str) -> str:
-    """Some of its tables, to know it by; without the log, which only their program may touch."""
+    """Returns some of its tables, to know it by; without the log, which only their program may touch."""
     try:
         with _looking(path) as connection:
             sql = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"

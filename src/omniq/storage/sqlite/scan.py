@@ -118,7 +118,7 @@ async def scan(
 def scan_blocking(
     connection: sqlite3.Connection, range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int
 ) -> Iterator[Columns]:
-    """The same on a connection of the caller's own, without a change of threads for every page."""
+    """`scan` on a connection of the caller's own, which saves a change of threads for every page."""
     steps = _steps(range, columns, where, rows)
     answer: list[Row] | None = None
     while (step := _next(steps, answer)) is not None:
@@ -136,7 +136,7 @@ def _next(steps: Steps, answer: list[Row] | None) -> Ask | Columns | None:
 
 def _steps(range: Range, columns: Sequence[str], where: Sequence[Condition], rows: int) -> Steps:
     """The statements of a scan, and its batches in between."""
-    page = _Page(range.table, columns, where)
+    page = _ScanQuery(range.table, columns, where)
     numbers = yield from _numbers(range, where)
     if numbers is not None:
         while numbers:
@@ -152,14 +152,16 @@ def _steps(range: Range, columns: Sequence[str], where: Sequence[Condition], row
             if after < first - 1:
                 raise EventsLost(f"events up to {first - 1} were purged; go on from there")
         after = upto if window == rows or len(found) < rows else found[-1][-1]
+        # Numbers without rows, or without rows that are asked for, are passed over in larger and larger steps.
         window = min(window * 2, rows * WINDOW) if len(found) * 2 < rows else rows
         yield page.columns(found)
 
 
-class _Page:
-    """The statements of a scan, and what becomes of their rows.
+class _ScanQuery:
+    """The statements of a scan, and the columns that their rows become.
 
-    As many numbers as a page has rows are read as they are; of more of them, which few rows have, each row ends with its own.
+    `dense` asks for as many numbers as a page has rows. `sparse` asks for more, so that each row ends with its number, from
+    which the next page goes on.
     """
 
     def __init__(self, table: str, columns: Sequence[str], where: Sequence[Condition]) -> None:
@@ -194,6 +196,7 @@ def _parts(errors: Iterable[str | bytes | None], part: Callable[[TaskError], str
     return [None if error is None else part(decode_error(error)) for error in errors]
 
 
+# The tests that ask for a value. That an error is missing SQLite sees as well as Python does.
 _VALUES = frozenset({"=", "in", ">", ">=", "<", "<=", "starts"})
 
 
@@ -213,7 +216,7 @@ def _test(source: str, condition: Condition) -> tuple[str, tuple[Any, ...]]:
 
 
 def _numbers(range: Range, where: Sequence[Condition]) -> Generator[Ask, list[Row] | None, list[int] | None]:
-    """The numbers of the few tasks that an index finds for a condition; None if no condition leaves few."""
+    """Returns the numbers of the few tasks that an index finds for a condition; None if no condition leaves few."""
     if range.table != "tasks":
         return None
     for condition in where:

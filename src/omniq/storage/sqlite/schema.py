@@ -24,6 +24,8 @@ from omniq.models import new_id
 APPLICATION_ID = 0x6F6D6E71  # "omnq": a database that is not ours is refused, not adopted
 VERSION = 4
 
+# A step that was released is never changed: databases of users have made it. The next format is a step of its own.
+# An index of tasks holds those of one state, so that a transition touches few pages and a task that succeeded is in none.
 _V1 = """
 CREATE TABLE tasks (
     seq INTEGER PRIMARY KEY,
@@ -217,6 +219,8 @@ CREATE TABLE claims (
 CREATE INDEX claims_of_task ON claims (task_id);
 """
 
+# Only tasks of groups and blocked ones pay for these. They lead to the oldest ready task of all groups, and to blocked tasks
+# that are few.
 _V4 = """
 CREATE INDEX tasks_ready_in_groups ON tasks (queue, eta) WHERE state = 3 AND "group" IS NOT NULL;
 CREATE INDEX tasks_blocked ON tasks (queue) WHERE state = 1;
@@ -227,10 +231,12 @@ MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
     """Bring the database to `VERSION`, all or nothing; refuse a newer one and one that belongs to somebody else."""
+    # Mostly there is nothing to do, which is seen without the write lock that others may hold.
     if _version(connection) == VERSION and _is_ours(connection):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
+        # Asked again: another process may have been faster.
         version = _version(connection)
         if version and not _is_ours(connection):
             raise StoreForeign(f"{path} is a database of another program: give omniq a file of its own")
@@ -239,6 +245,7 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
         if version == 0:
             _refuse_foreign(connection, path)
         for step in range(version + 1, VERSION + 1):
+            # One by one: `executescript` would commit first, and a step must be made whole or not at all.
             for statement in MIGRATIONS[step].split(";\n"):
                 connection.execute(statement)
             if step == 1:
@@ -261,6 +268,6 @@ def _is_ours(connection: sqlite3.Connection) -> bool:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
-    """Somebody may have made tables since the file was looked at."""
+    """Refuse a file in which somebody has made tables since it was looked at."""
     if connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
         raise StoreForeign(f"{path} has tables of another program: give omniq a file of its own")

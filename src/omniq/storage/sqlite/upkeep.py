@@ -1,43 +1,49 @@
-"""What a SQLite store deletes when its time is over, and how it is checked and repaired."""
+"""Purging, checking and repairing a SQLite store."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple
 
 from omniq.models import State
-from omniq.operations import KEY_TTL_US, Retention
+from omniq.retention import RUN_KEPT_US, CutOffs
 from omniq.storage.sqlite.rows import COUNTERS
-from omniq.storage.sqlite.writer import Section
+from omniq.storage.sqlite.writer import SQLiteSection
 
 Row = tuple[Any, ...]
 
 
-def purge_store(section: Section, retention: Retention, now_us: int, limit: int) -> int:
-    """One bounded round; how many things went."""
-    db = section.connection
+class _Moment(NamedTuple):
+    seq: int
+    ts_us: int
+
+
+def purge_store(section: SQLiteSection, cut: CutOffs) -> int:
+    """One round in statements that read no payload and move no row to Python; the rules are those of `omniq.retention`."""
+    db, now_us, limit = section.connection, cut.now_us, cut.limit
     gone = purge_results(section, "expires_at <= ?", now_us, limit)
-    if retention.dead_us is not None:
+    if cut.dead_us is not None:
         sql = "SELECT seq, queue, state FROM tasks WHERE state=6 AND status='FAILED' AND finished_at <= ? LIMIT ?"
-        gone += _delete_tasks(section, db.execute(sql, (now_us - retention.dead_us, limit)).fetchall())
+        gone += _delete_tasks(section, db.execute(sql, (cut.dead_us, limit)).fetchall())
     gone += db.execute(
         """DELETE FROM keys WHERE rowid IN (SELECT k.rowid FROM keys k LEFT JOIN tasks t ON t.id = k.task_id
         WHERE k.expires_at <= ? AND (t.state IS NULL OR t.state >= 5) LIMIT ?)""",
         (now_us, limit),
     ).rowcount
-    gone += _purge_events(section, retention, now_us, limit)
-    gone += db.execute("DELETE FROM workers WHERE seen_at <= ?", (now_us - retention.workers_us,)).rowcount
+    gone += _purge_events(section, cut)
+    silent = "DELETE FROM workers WHERE rowid IN (SELECT rowid FROM workers WHERE seen_at <= ? LIMIT ?)"
+    gone += db.execute(silent, (cut.workers_us, limit)).rowcount
     gone += _purge_fan_ins(section, now_us, limit)
     gone += db.execute(
         """DELETE FROM runs WHERE rowid IN
         (SELECT rowid FROM runs WHERE settled = 1 AND ended_at + max(key_ttl, ?) <= ? LIMIT ?)""",
-        (KEY_TTL_US, now_us, limit),
+        (RUN_KEPT_US, now_us, limit),
     ).rowcount
-    return gone + _purge_lanes(section, retention, now_us, limit)
+    return gone + _purge_lanes(section, cut)
 
 
-def purge_results(section: Section, condition: LiteralString, moment_us: int, limit: int) -> int:
-    """Results go, and the ended tasks they belong to; a task that goes on (an interval, a dead queue) stays."""
+def purge_results(section: SQLiteSection, condition: LiteralString, moment_us: int, limit: int) -> int:
+    """Delete results and the ended tasks that they belong to; a task that goes on (an interval, a dead queue) stays."""
     db = section.connection
     sql = f"SELECT r.seq, t.queue, t.state FROM results r JOIN tasks t USING (seq) WHERE r.{condition} LIMIT ?"
     rows = db.execute(sql, (moment_us, limit)).fetchall()
@@ -46,7 +52,7 @@ def purge_results(section: Section, condition: LiteralString, moment_us: int, li
     return len(rows)
 
 
-def _delete_tasks(section: Section, rows: list[Row]) -> int:
+def _delete_tasks(section: SQLiteSection, rows: list[Row]) -> int:
     db = section.connection
     db.executemany("DELETE FROM results WHERE seq=?", [(row[0],) for row in rows])
     db.executemany("DELETE FROM tasks WHERE seq=?", [(row[0],) for row in rows])
@@ -57,44 +63,43 @@ def _delete_tasks(section: Section, rows: list[Row]) -> int:
     return len(rows)
 
 
-def _purge_events(section: Section, retention: Retention, now_us: int, limit: int) -> int:
+def _purge_events(section: SQLiteSection, cut: CutOffs) -> int:
     db = section.connection
-    edge = 0
-    if retention.events_max is not None:
-        last = db.execute("SELECT max(seq) FROM events").fetchone()[0] or 0
-        edge = max(edge, last - retention.events_max)
-    if retention.events_us is not None:
-        rows = db.execute("SELECT seq, ts FROM events ORDER BY seq LIMIT ?", (limit,)).fetchall()
-        edge = max([edge, *(seq for seq, ts in rows if ts <= now_us - retention.events_us)])
-    if not edge:
+    first, last = db.execute("SELECT min(seq), max(seq) FROM events").fetchone()
+    if first is None:
         return 0
-    sql = "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE seq <= ? ORDER BY seq LIMIT ?)"
-    return db.execute(sql, (edge, limit)).rowcount
+
+    def read(after: int, limit: int) -> list[_Moment]:
+        rows = db.execute("SELECT seq, ts FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit)).fetchall()
+        return [_Moment(*row) for row in rows]
+
+    return db.execute("DELETE FROM events WHERE seq <= ?", (cut.events_upto(first, last, read),)).rowcount
 
 
-def _purge_lanes(section: Section, retention: Retention, now_us: int, limit: int) -> int:
-    """Groups without tasks go; those with a limit when they have rested for long, see `Lane.turn`."""
+def _purge_lanes(section: SQLiteSection, cut: CutOffs) -> int:
+    """`CutOffs.group` in SQL. The `turn` of a group says since when it rests."""
     db = section.connection
     section.ledger.forget_lanes()  # the same commit may have used one of them, and may go on to
-    since = -1 if retention.limits_us is None else now_us - retention.limits_us
+    # No lane rests since before 1970: limits are kept for ever.
+    since = -1 if cut.groups_us is None else cut.groups_us
     over = """DELETE FROM lanes WHERE rowid IN
         (SELECT rowid FROM lanes WHERE members = 0 AND ("limit" = 0 OR (turn < 0 AND -turn <= ?)) LIMIT ?)"""
-    gone = db.execute(over, (since, limit)).rowcount
+    gone = db.execute(over, (since, cut.limit)).rowcount
     news = """UPDATE lanes SET turn = -? WHERE rowid IN
         (SELECT rowid FROM lanes WHERE members = 0 AND "limit" > 0 AND turn >= 0 LIMIT ?)"""
-    db.execute(news, (now_us, limit))
+    db.execute(news, (cut.now_us, cut.limit))
     return gone
 
 
-def _purge_fan_ins(section: Section, now_us: int, limit: int) -> int:
+def _purge_fan_ins(section: SQLiteSection, now_us: int, limit: int) -> int:
     rows = section.connection.execute("SELECT key FROM fan_ins WHERE expires_at <= ? LIMIT ?", (now_us, limit)).fetchall()
     for (key,) in rows:
         section.ledger.delete_fan_in(key)
     return len(rows)
 
 
-def check_store(section: Section, repair: bool) -> list[str]:
-    """Compare counters and lanes with the rows they count; with `repair`, set them right."""
+def check_store(section: SQLiteSection, repair: bool) -> list[str]:
+    """Compare counters and lanes with the rows they count; with `repair`, set them right. In SQL no task is read for it."""
     section.ledger.flush()  # others of the same commit may have written tasks whose counts still wait
     db = section.connection
     found: list[str] = []

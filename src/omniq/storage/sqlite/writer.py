@@ -13,20 +13,21 @@ from typing import TypeVar
 
 from omniq.errors import StoreError, StoreFull, StoreUnavailable
 from omniq.models import Record
-from omniq.storage import locks
+from omniq.storage import ledger_storage, locks
 from omniq.storage.bell import Bell
 from omniq.storage.machine.machine import Machine
 from omniq.storage.sqlite.ledger import SQLiteLedger
 from omniq.storage.sqlite.schema import migrate
 from omniq.storage.waiting import Waiters
-from omniq.storage.writer import Request, Writer
+from omniq.storage.writer import Writer, WriteRequest
 
 T = TypeVar("T")
-Work = Callable[["Section"], T]
+Work = Callable[["SQLiteSection"], T]
 
+# Against programs that know nothing of the file lock, such as a shell with an open transaction.
 BUSY_TIMEOUT_MS = 30_000
 PAGE_BYTES = 8192  # rows of some 300 bytes: a quarter less time per insert than with 4096
-WAL_PAGES = 2000
+WAL_PAGES = 2000  # 16 MB: so much log is written before it goes into the database
 # What SQLite says of a value or a row, not of itself: another call may well succeed.
 _OF_THE_CALL = (
     sqlite3.DataError,
@@ -38,16 +39,15 @@ _OF_THE_CALL = (
 OLDEST = (3, 33)  # the first with UPDATE … FROM
 
 
-class Section:
-    """What a piece of work may use while it is its turn: the machine, its ledger, and the connection below."""
+class SQLiteSection(ledger_storage.Section[SQLiteLedger]):
+    """The machine, its ledger, and the connection below, for a piece of work while it is its turn."""
 
     def __init__(self, connection: sqlite3.Connection, events_on: bool, held: dict[str, Record]) -> None:
+        super().__init__(SQLiteLedger(connection, events_on, held))
         self.connection = connection
-        self.ledger = SQLiteLedger(connection, events_on, held)
-        self.machine = Machine(self.ledger)
 
 
-class SQLiteWriter(Writer[Section]):
+class SQLiteWriter(Writer[SQLiteSection]):
     """Commits to one database, by one process at a time."""
 
     def __init__(self, path: str, durability: str, events_on: bool, waiters: Waiters) -> None:
@@ -65,6 +65,7 @@ class SQLiteWriter(Writer[Section]):
     def drop_locks(self) -> None:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
+            # Forgotten with it: a fork closes the number that stands here, which may be that of another file by then.
             self._lock_fd = -1
 
     def _open(self) -> None:
@@ -76,6 +77,7 @@ class SQLiteWriter(Writer[Section]):
         if not self._in_memory:
             self._lock_fd = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         connection = connect(self._path)
+        # Of processes that open a new database together one makes it, and the others find it made.
         if not self._in_memory:
             self.take_lock(self._lock_fd)
         try:
@@ -84,6 +86,7 @@ class SQLiteWriter(Writer[Section]):
                 connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._full else 'NORMAL'}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+            # A single large transaction makes the log as large, and it would stay so.
             connection.execute("PRAGMA journal_size_limit = 67108864")
             connection.execute("PRAGMA cache_size = -16384")
             connection.execute("PRAGMA temp_store = MEMORY")
@@ -106,9 +109,10 @@ class SQLiteWriter(Writer[Section]):
             self.bell.close()
         self.drop_locks()
 
-    def _transact(self, batch: list[Request[Section]]) -> Machine:
+    def _transact(self, batch: list[WriteRequest[SQLiteSection]]) -> Machine:
         connection = self._connection
         assert connection is not None
+        # SQLite would go on writing to a file that has no name any more, and every task in it would be lost without a word.
         if self._inode is not None and _inode(self._path) != self._inode:
             raise StoreUnavailable(f"{self._path} was removed or replaced while it was open; restart this program")
         if self._lock_fd >= 0:
@@ -116,7 +120,7 @@ class SQLiteWriter(Writer[Section]):
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                section = Section(connection, self._events_on, self._held)
+                section = SQLiteSection(connection, self._events_on, self._held)
                 section.ledger.prefetch([id for request in batch for id in request.ids])
                 for request in batch:
                     if request.begin():
@@ -129,6 +133,7 @@ class SQLiteWriter(Writer[Section]):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+            # After the commit, or others would look before it can be read; under the lock, since a ring adds to a count.
             machine = section.machine
             if (machine.ready_queues or machine.ended_tasks) and self.bell is not None:
                 self.bell.ring()
@@ -157,7 +162,7 @@ def _inode(path: str) -> tuple[int, int] | None:
 
 
 def translate(exc: BaseException, path: str) -> BaseException:
-    """The store's words for what SQLite says."""
+    """Returns the store's error for one of SQLite."""
     if isinstance(exc, StoreError):
         return exc
     if isinstance(exc, _OF_THE_CALL):

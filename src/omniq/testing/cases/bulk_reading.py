@@ -1,10 +1,10 @@
-"""Reading in bulk: ranges that together hold every row once, whatever changes while they are read."""
+"""Reading in bulk: all ranges together hold every row once, even if tasks change while they are read."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from omniq.models import State
+from omniq.models import status_of
 from omniq.storage.tables import TABLES, Condition
 from omniq.testing.bench import Bench, case
 
@@ -12,6 +12,7 @@ from omniq.testing.bench import Bench, case
 async def rows(
     bench: Bench, table: str, *columns: str, parts: int = 1, size: int = 3, where: tuple[Condition, ...] = ()
 ) -> list[tuple[Any, ...]]:
+    # A batch holds three rows, so that most ranges end in the middle of one.
     names = list(columns) or [column.name for column in TABLES[table]]
     found: list[tuple[Any, ...]] = []
     for part in await bench.store.ranges(table, parts):
@@ -26,6 +27,7 @@ async def ranges_hold_every_task_once(bench: Bench) -> None:
     ids = {f"t-{n}" for n in range(23)}
     for id in sorted(ids):
         await bench.add(id)
+    # With more parts than tasks some parts are empty, and no task may fall between two of them.
     for parts in (1, 2, 5, 100):
         assert sorted(await rows(bench, "tasks", "id", parts=parts)) == sorted((id,) for id in ids)
 
@@ -62,6 +64,7 @@ async def conditions_choose_rows(bench: Bench) -> None:
         (Condition("attempts", ">", 0), 1),
         (Condition("attempts", "<=", 0), 5),
         (Condition("id", "starts", "t-"), 6),
+        # Text is compared by its bytes; LIKE of SQL would find these.
         (Condition("id", "starts", "T-"), 0),
         (Condition("created_at", ">=", bench.now), 6),
         (Condition("created_at", "<", bench.now), 0),
@@ -70,12 +73,14 @@ async def conditions_choose_rows(bench: Bench) -> None:
     ):
         found = await rows(bench, "tasks", "id", where=(where,))
         assert len(found) == expected, where
+    # The task that failed may be of the group or not.
     both = (Condition("status", "=", "PENDING"), Condition("group_id", "not null"))
     assert len(await rows(bench, "tasks", "id", where=both)) in (2, 3)
 
 
 @case(rules="§10")
 async def a_scan_meets_each_task_once_while_others_come_and_change(bench: Bench) -> None:
+    # A scan that pages by offsets, or by states, skips or repeats rows here.
     for n in range(20):
         await bench.add(f"t-{n:02}")
     seen: list[str] = []
@@ -98,19 +103,13 @@ async def events_results_and_attempts_are_tables_too(bench: Bench) -> None:
         await bench.ack(task, result=b"1", ran_us=5)
     events = await rows(bench, "events", "task_id", "event", "status", parts=3)
     assert sorted(events) == sorted(
-        (row.task_id, row.event, _status(row.state, row.attempt)) for row in await bench.all_events()
+        (row.task_id, row.event, status_of(row.state, row.attempt).value) for row in await bench.all_events()
     )
     results = await rows(bench, "results", "status", "result", "attempts", parts=2)
     assert sorted(row[:2] for row in results) == [("SUCCESS", b"1")] * 2
     attempts = await rows(bench, "attempts", "task_id", "attempt", "outcome", "run_us", parts=2)
     assert sorted(row[2] for row in attempts) == ["retried", "running", "succeeded", "succeeded"]
     assert {row[3] for row in attempts if row[2] == "succeeded"} == {5}
-
-
-def _status(state: State, attempt: int) -> str:
-    from omniq.models import status_of
-
-    return status_of(state, attempt).value
 
 
 @case(rules="§10")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omniq.errors import NotActive, TaskNotFound, TokenMismatch
 from omniq.models import State, new_token
-from omniq.operations import Acked, Cancel, Cancelled, Progress, Requeue
+from omniq.operations import Acked, Cancel, Cancelled, Progress
 from omniq.testing.bench import Bench, S, case, on
 
 
@@ -19,8 +19,8 @@ async def a_waiting_task_is_cancelled_at_once(bench: Bench) -> None:
         assert (task.state, task.status, task.finished_at_us) == (State.CANCELLED, "CANCELLED", bench.now)
         assert await bench.events(id) == ["enqueued", "cancelled"]
         result = await bench.result(id)
-        assert result is not None
         assert result.state is State.CANCELLED
+    # A cancelled dependent must not come back when its blocker is done, nor a scheduled one when it is due.
     bench.advance(10)
     (first,) = await bench.take(9)
     await bench.ack(first)
@@ -33,6 +33,7 @@ async def a_running_task_is_asked(bench: Bench) -> None:
     assert await bench.cancel("a") == Cancelled(state=State.RUNNING)
     after = await bench.get("a")
     assert (after.state, after.cancel_requested, after.token) == (State.RUNNING, True, task.token)
+    # The holder hears of the request in the answer to its next heartbeat.
     assert (await bench.extend(task)).cancel_requested
     assert (await bench.do(on(Progress, task, data=b"1"))).cancel_requested
     assert await bench.cancel("a") == Cancelled(state=State.RUNNING)
@@ -46,9 +47,9 @@ async def the_holder_says_that_it_has_stopped(bench: Bench) -> None:
     after = await bench.get("a")
     assert (after.state, after.token, after.lease_until_us) == (State.CANCELLED, None, None)
     result = await bench.result("a")
-    assert result is not None
     assert result.state is State.CANCELLED
     assert await bench.events("a") == ["enqueued", "started", "cancelled"]
+    # A lease that the driver left in its index of leases would run out here.
     bench.advance(100)
     assert await bench.reclaim() == 0
     assert await bench.take() == []
@@ -62,6 +63,7 @@ async def only_the_holder_can_say_so(bench: Bench) -> None:
 
 @case(rules="§3,67,75")
 async def a_former_holder_cannot_cancel_what_waits_again(bench: Bench) -> None:
+    # Anybody may cancel a waiting task, but a token claims to speak for a run, and that run is over.
     task = await bench.hold("a")
     await bench.retry(task, delay_us=S)
     await bench.refused(NotActive, on(Cancel, task, token=task.token))
@@ -93,12 +95,12 @@ async def a_task_that_finishes_first_is_done(bench: Bench) -> None:
     await bench.cancel("a")
     assert await bench.ack(task, result=b"1") == Acked(state=State.DONE)
     result = await bench.result("a")
-    assert result is not None
     assert result.state is State.DONE
 
 
 @case(rules="§3,§4")
 async def a_cancelled_run_is_never_retried(bench: Bench) -> None:
+    # Three ways lead back to the lane, and each of them has to look at the request.
     await bench.enqueue("delay", "now", "release")
     delay, now, release = await bench.take(3)
     for id in ("delay", "now", "release"):
@@ -132,10 +134,11 @@ async def a_cancelled_run_fails_its_dependents(bench: Bench) -> None:
 
 @case(rules="§3")
 async def a_request_does_not_outlive_its_run(bench: Bench) -> None:
+    # The request is kept on the record, from where a requeue has to take it.
     task = await bench.hold("a")
     await bench.cancel("a")
     await bench.fail(task)
-    await bench.do(on(Requeue, await bench.get("a")))
+    await bench.requeue("a")
     (again,) = await bench.take()
     assert not again.cancel_requested
     assert not (await bench.extend(again)).cancel_requested

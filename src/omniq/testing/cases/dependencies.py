@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from omniq.errors import Invalid, NotActive, Refused
-from omniq.models import Blocker, Record, State
-from omniq.operations import Ack, Cancel, Enqueued, Fail, OnTask, Remove, Requeue, Reschedule
+from omniq.models import Blocker, State
+from omniq.operations import Ack, Cancel, Enqueued, Fail, OnTask, Remove, Reschedule
 from omniq.testing.bench import BOOM, Bench, S, case, on
 
 
@@ -24,6 +24,7 @@ async def a_blocked_task_waits_for_its_blocker(bench: Bench) -> None:
 @case(rules="§6")
 async def a_blocked_task_waits_for_all_its_blockers(bench: Bench) -> None:
     await bench.enqueue("a", "b", "c")
+    # A driver that counts `a` twice waits for it for ever.
     await bench.add("last", after=["a", "b", "c", "a"])
     for task in await bench.take(9):
         assert await bench.state("last") is State.BLOCKED
@@ -47,10 +48,10 @@ async def a_dead_or_cancelled_blocker_fails_the_new_task_at_once(bench: Bench) -
     await bench.cancel("gone")
     await bench.add("open")
     for blocker in ("dead", "gone"):
+        # The first blocker is open: the second has to be looked at all the same.
         made = await bench.add(f"after-{blocker}", after=["open", blocker])
         assert made == Enqueued(id=f"after-{blocker}", existed=False, state=State.DEAD)
         result = await bench.result(made.id)
-        assert result is not None
         assert result.error is not None
         assert result.error.type == "BlockerFailed"
         assert await bench.events(made.id) == ["enqueued", "failed"]
@@ -70,9 +71,7 @@ async def a_task_cannot_wait_for_itself(bench: Bench) -> None:
 
 @case(rules="§6")
 async def a_chain_runs_link_by_link(bench: Bench) -> None:
-    await bench.add("t0")
-    for n in range(1, 5):
-        await bench.add(f"t{n}", after=[f"t{n - 1}"])
+    await bench.chain("t0", "t1", "t2", "t3", "t4")
     for n in range(5):
         (task,) = await bench.take(9)
         assert task.id == f"t{n}"
@@ -92,24 +91,21 @@ async def a_failure_fails_everything_behind_it(bench: Bench) -> None:
         assert task.last_error is not None
         assert (task.last_error.type, task.attempts, task.finished_at_us) == ("BlockerFailed", 0, bench.now)
         assert await bench.events(id) == ["enqueued", "failed"]
+    # `b` and `d` also wait for `other`, whose good end must not revive them.
     await bench.ack((await bench.take())[0])
     assert await bench.take(9) == []
 
 
 @case(rules="§3,§6")
 async def a_cancelled_blocker_fails_its_dependents(bench: Bench) -> None:
-    await bench.enqueue("a")
-    await bench.add("b", after=["a"])
-    await bench.add("c", after=["b"])
+    await bench.chain("a", "b", "c")
     await bench.cancel("a")
     assert await bench.states("a", "b", "c") == [State.CANCELLED, State.DEAD, State.DEAD]
 
 
 @case(rules="§6")
 async def a_cancelled_link_fails_only_what_is_behind_it(bench: Bench) -> None:
-    await bench.enqueue("a")
-    await bench.add("b", after=["a"])
-    await bench.add("c", after=["b"])
+    await bench.chain("a", "b", "c")
     await bench.cancel("b")
     assert await bench.states("a", "b", "c") == [State.READY, State.CANCELLED, State.DEAD]
     await bench.ack((await bench.take())[0])
@@ -118,14 +114,14 @@ async def a_cancelled_link_fails_only_what_is_behind_it(bench: Bench) -> None:
 
 @case(rules="§3")
 async def a_removed_waiting_blocker_fails_its_dependents(bench: Bench) -> None:
-    await bench.enqueue("a")
-    await bench.add("b", after=["a"])
-    await bench.do(on(Remove, await bench.get("a")))
+    await bench.chain("a", "b")
+    await bench.remove("a")
     assert await bench.states("a", "b") == [None, State.DEAD]
 
 
 @case(rules="§4,§6")
 async def only_a_final_failure_cascades(bench: Bench) -> None:
+    # A retry, a release and a lost lease end a run, but not the task.
     task = await bench.hold("a")
     await bench.add("b", after=["a"])
     await bench.retry(task)
@@ -145,16 +141,17 @@ async def a_requeued_blocker_does_not_revive_its_dependents(bench: Bench) -> Non
     task = await bench.hold("a")
     await bench.add("b", after=["a"])
     await bench.fail(task)
-    await bench.do(on(Requeue, await bench.get("a")))
+    await bench.requeue("a")
     await bench.ack((await bench.take())[0])
     assert await bench.state("b") is State.DEAD
 
 
 @case(rules="§6")
 async def a_requeued_dependent_waits_for_nobody(bench: Bench) -> None:
+    # The dead blocker is still there; a driver that looks at it again fails the dependent once more.
     await bench.dead("a")
     await bench.add("b", after=["a"])
-    await bench.do(on(Requeue, await bench.get("b")))
+    await bench.requeue("b")
     assert await bench.take_ids(9) == ["b"]
 
 
@@ -173,6 +170,7 @@ async def a_freed_task_still_waits_for_its_eta(bench: Bench) -> None:
 
 @case(rules="§2,§5")
 async def a_freed_task_is_placed_by_the_moment_it_was_freed(bench: Bench) -> None:
+    # By its eta, a minute ago, `b` would overtake a task that was ready before it.
     task = await bench.hold("a")
     await bench.add("b", after=["a"], eta_us=bench.now - 60 * S)
     bench.advance(1)
@@ -186,6 +184,7 @@ async def a_freed_task_is_placed_by_the_moment_it_was_freed(bench: Bench) -> Non
 @case(rules="§6")
 async def a_transaction_may_enqueue_a_whole_chain(bench: Bench) -> None:
     task = await bench.hold("first")
+    # `first` ends in the transaction that names it as a blocker, and so `c` does not wait for it.
     made = await bench.do(bench.new("a"), bench.new("b", after=["a"]), bench.new("c", after=["a", "b", "first"]), on(Ack, task))
     assert [m.state for m in made[:3]] == [State.READY, State.BLOCKED, State.BLOCKED]
     for expected in ("a", "b", "c"):
@@ -209,6 +208,7 @@ async def a_blocked_task_of_a_group_takes_no_slot(bench: Bench) -> None:
 
 @case(rules="§6")
 async def a_blocker_that_leaves_no_record_frees_too(bench: Bench) -> None:
+    # With a ttl of nothing the ack removes the record, and its dependents still have to hear of it.
     task = await bench.hold("a", result_ttl_us=0)
     await bench.add("b", after=["a"])
     await bench.ack(task)
@@ -217,10 +217,12 @@ async def a_blocker_that_leaves_no_record_frees_too(bench: Bench) -> None:
 
 @case(rules="§6")
 async def a_task_whose_key_was_known_blocks_in_place_of_the_new_one(bench: Bench) -> None:
+    # `again` and `d` are never stored. A dependent that waited for their ids would run at once, as if they were unknown.
     await bench.add("a", idempotency_key="k")
     twice = bench.new("c", idempotency_key="l"), bench.new("d", idempotency_key="l"), bench.new("e", after=["d"])
     await bench.do(bench.new("again", idempotency_key="k"), bench.new("b", after=["again"]), *twice)
     assert [[b.id for b in (await bench.get(id)).blocked_by] for id in "be"] == [["a"], ["c"]]
+    # In another transaction the id is simply unknown.
     await bench.add("f", after=["again"])
     a, c, f = await bench.take(9)
     assert (a.id, c.id, f.id) == ("a", "c", "f")
@@ -246,11 +248,7 @@ async def dependents_fail_each_to_its_own_dead_queue(bench: Bench) -> None:
     await bench.add("c", after=["b"])
     await bench.fail(task)
     a, b, c = [await bench.get(i) for i in ("a", "b", "c")]
-    assert [(t.queue, t.state) for t in (a, b, c)] == [
-        ("dlq.a", State.READY),
-        ("dlq.b", State.READY),
-        ("default", State.DEAD),
-    ]
+    assert [(t.queue, t.state) for t in (a, b, c)] == [("dlq.a", State.READY), ("dlq.b", State.READY), ("default", State.DEAD)]
     assert (b.blocked_by, b.dead_queue, b.attempts) == ((), None, 0)
     assert await bench.take_ids(9, "dlq.b") == ["b"]
 
@@ -262,37 +260,21 @@ async def a_new_task_with_a_dead_blocker_goes_to_its_dead_queue(bench: Bench) ->
     assert ((await bench.get("b")).queue, await bench.state("b")) == ("dlq", State.READY)
 
 
-async def wide(bench: Bench, width: int) -> Record:
-    """One held task with very many dependents."""
-    task = await bench.hold("root")
-    for start in range(0, width, 500):
-        size = min(500, width - start)
-        await bench.do(*[bench.new(f"d{start + n}", after=["root"]) for n in range(size)])
-    assert (await bench.counts()).blocked == width
-    return task
-
-
-async def sweep_all(bench: Bench) -> int:
-    moved = 0
-    while count := await bench.store.sweep(bench.now):
-        moved += count
-    return moved
-
-
 @case(rules="§6")
 async def very_many_dependents_are_freed_in_the_end(bench: Bench) -> None:
-    await bench.ack(await wide(bench, 2300))
+    # One transaction moves up to 1,000 dependents, so that this takes two portions of `sweep` as well.
+    await bench.ack(await bench.hold_with_dependents(2300))
     assert (await bench.counts()).ready >= 1000
-    await sweep_all(bench)
+    await bench.sweep()
     counts = await bench.counts()
     assert (counts.blocked, counts.ready) == (0, 2300)
 
 
 @case(rules="§6")
 async def very_many_dependents_fail_in_the_end(bench: Bench) -> None:
-    await bench.fail(await wide(bench, 2300))
+    await bench.fail(await bench.hold_with_dependents(2300))
     assert (await bench.counts()).dead >= 1000
-    await sweep_all(bench)
+    await bench.sweep()
     counts = await bench.counts()
     assert (counts.blocked, counts.ready, counts.dead) == (0, 0, 2301)
     assert len([e for e in await bench.all_events() if e.event == "failed"]) == 2301
@@ -300,21 +282,23 @@ async def very_many_dependents_fail_in_the_end(bench: Bench) -> None:
 
 @case(rules="§6")
 async def a_long_cascade_goes_on_behind_what_sweep_finished(bench: Bench) -> None:
-    task = await wide(bench, 1200)
+    # `tail` waits for a task that only `sweep` fails, and `end` for `tail`.
+    task = await bench.hold_with_dependents(1200)
     await bench.add("tail", after=["d1199"])
     await bench.add("end", after=["tail"])
     await bench.fail(task)
-    await sweep_all(bench)
+    await bench.sweep()
     assert await bench.states("tail", "end") == [State.DEAD, State.DEAD]
     assert (await bench.counts()).blocked == 0
 
 
 @case(rules="§6")
 async def a_dependent_of_a_half_finished_cascade_can_still_be_cancelled(bench: Bench) -> None:
-    await bench.fail(await wide(bench, 1100))
+    # Its blocker has died, and the cascade has not come to it yet.
+    await bench.fail(await bench.hold_with_dependents(1100))
     (left, *_) = await bench.all_tasks(states=(State.BLOCKED,))
     assert (await bench.cancel(left.id)).state is State.CANCELLED
-    await sweep_all(bench)
+    await bench.sweep()
     assert await bench.state(left.id) is State.CANCELLED
     assert (await bench.counts()).blocked == 0
 
@@ -331,6 +315,7 @@ async def sweep_has_nothing_to_do_on_a_quiet_store(bench: Bench) -> None:
 
 @case(rules="§1,§2,§6")
 async def a_cascade_never_revives_another_target_of_its_transaction(bench: Bench) -> None:
+    # The first operation ends the target of the second. A driver may refuse that, or let the second find an ended task.
     kinds: list[type[OnTask]] = [Cancel, Remove, Reschedule]
     for kind in kinds:
         first, second = f"{kind.__name__}-1", f"{kind.__name__}-2"
@@ -349,6 +334,7 @@ async def a_cascade_never_revives_another_target_of_its_transaction(bench: Bench
 
 @case(rules="§1,§6")
 async def a_freed_task_may_be_another_target_of_its_transaction(bench: Bench) -> None:
+    # All operations are checked while these tasks are BLOCKED, and find them READY when they are carried out.
     task = await bench.hold("a")
     for id in ("cancelled", "removed", "later"):
         await bench.add(id, after=["a"], group="g")

@@ -6,7 +6,7 @@ from typing import Any
 
 from omniq.errors import EventsLost
 from omniq.models import DEFAULT_QUEUE, State, new_token
-from omniq.operations import Ack, Beat, Cancel, EventRow, Progress, Release, Remove, Requeue, Reschedule, Retention, WorkerInfo
+from omniq.operations import Ack, Cancel, EventRow, Progress, Release, Remove, Requeue, Reschedule, Retention
 from omniq.testing.bench import Bench, S, case, on, raises
 
 DAY = 86_400
@@ -93,13 +93,14 @@ async def a_lost_lease_ends_in_expired_or_failed(bench: Bench) -> None:
 async def what_changes_nothing_makes_no_event(bench: Bench) -> None:
     task = await bench.hold("a", fingerprint="x")
     before = len(await bench.all_events())
+    # These calls are refused, repeated or without effect, and must not show where events are counted.
     await bench.call(
         (on(Ack, task, token=new_token()),), (bench.new("a", fingerprint="x"),), (bench.new("a", fingerprint="y"),)
     )
     await bench.call((bench.new("b"), on(Ack, task, token=new_token())))
     await bench.cancel("a")
     await bench.take(9)
-    await bench.do(Beat(info=WorkerInfo(worker="w")))
+    await bench.beat("w")
     assert len(await bench.all_events()) == before
     await bench.ack(task)
     await bench.call((on(Ack, task),))
@@ -109,7 +110,7 @@ async def what_changes_nothing_makes_no_event(bench: Bench) -> None:
 @case(rules="§7")
 async def numbers_grow_and_a_reader_can_resume(bench: Bench) -> None:
     await bench.enqueue(*[f"t{n}" for n in range(10)])
-    (shard, *_) = await bench.store.event_shards()
+    shard = await bench.shard()
     seen: list[EventRow] = []
     position = shard.first - 1
     while batch := await bench.store.events(shard.name, position, 3):
@@ -117,6 +118,7 @@ async def numbers_grow_and_a_reader_can_resume(bench: Bench) -> None:
         seen += batch
         position = batch[-1].seq
     assert [e.task_id for e in seen] == [f"t{n}" for n in range(10)]
+    # They grow; whether they have gaps is said by `Capabilities.events_gapless`.
     numbers = [e.seq for e in seen]
     assert numbers == sorted(set(numbers))
     await bench.enqueue("new")
@@ -126,7 +128,7 @@ async def numbers_grow_and_a_reader_can_resume(bench: Bench) -> None:
 @case(rules="§7")
 async def a_reader_can_stop_at_a_number(bench: Bench) -> None:
     await bench.enqueue("a", "b", "c", "d")
-    (shard, *_) = await bench.store.event_shards()
+    shard = await bench.shard()
     events = await bench.store.events(shard.name, shard.first - 1)
     assert (shard.first, shard.last) == (events[0].seq, events[-1].seq)
     assert await bench.store.events(shard.name, events[0].seq, upto=events[2].seq) == events[1:3]
@@ -135,23 +137,25 @@ async def a_reader_can_stop_at_a_number(bench: Bench) -> None:
 
 @case(rules="§7")
 async def a_reader_that_was_away_too_long_is_told(bench: Bench) -> None:
+    # An empty page would tell the reader that nothing had happened.
     await bench.enqueue("a", "b", "c")
-    (shard, *_) = await bench.store.event_shards()
+    shard = await bench.shard()
     second = (await bench.store.events(shard.name, shard.first - 1))[1].seq
-    await bench.store.purge(Retention(events_max=1), bench.now)
+    await bench.purge(Retention(events_max=1))
     await raises(EventsLost, bench.store.events(shard.name, shard.first - 1))
     assert [e.task_id for e in await bench.store.events(shard.name, second)] == ["c"]
-    (after, *_) = await bench.store.event_shards()
+    after = await bench.shard()
     assert (after.first, after.last) == (shard.last, shard.last)
 
 
 @case(rules="§7")
 async def numbers_go_on_when_every_event_is_gone(bench: Bench) -> None:
+    # Numbers that begin anew would lie before the position of every reader.
     await bench.enqueue("a", "b")
-    (shard, *_) = await bench.store.event_shards()
+    shard = await bench.shard()
     bench.advance(8 * DAY)
-    await bench.store.purge(Retention(), bench.now)
-    (empty, *_) = await bench.store.event_shards()
+    await bench.purge()
+    empty = await bench.shard()
     assert (empty.first, empty.last) == (shard.last + 1, shard.last)
     assert await bench.store.events(shard.name, shard.last) == []
     await bench.enqueue("c")
@@ -165,7 +169,7 @@ async def events_go_by_age(bench: Bench) -> None:
     bench.advance(7 * DAY - 1)
     await bench.enqueue("new")
     bench.advance(1)
-    await bench.store.purge(Retention(), bench.now)
+    await bench.purge()
     assert [e.task_id for e in await bench.all_events()] == ["new"]
     assert await bench.events("old") == []
 
@@ -190,7 +194,7 @@ async def the_events_of_a_call_come_in_its_order(bench: Bench) -> None:
 
 @case(rules="§7")
 async def equal_transactions_between_others_leave_their_events_where_they_were(bench: Bench) -> None:
-    """A driver may carry out runs of equal transactions together; that must not show."""
+    """A driver may carry out equal neighbours together, but their events must not show it."""
     await bench.enqueue(*[f"held-{n}" for n in range(8)])
     held = {t.id: t for t in await bench.take(8)}
     acks = [(on(Ack, held[f"held-{n}"], result=b"1" if n % 3 == 2 else None),) for n in range(6)]
@@ -212,6 +216,7 @@ async def equal_transactions_between_others_leave_their_events_where_they_were(b
         (on(Release, held["held-7"]),),
         (bench.new("h"),),
     )
+    # The first sixteen are those of the tasks that are held.
     told = [f"{e.event} {e.task_id}" for e in (await bench.all_events())[16:]]
     ends = [f"succeeded held-{n}" for n in range(6)]
     new = [f"enqueued {id}" for id in "abcdefgh"]

@@ -1,9 +1,9 @@
-"""Fan-in: members of a key are counted once each, and one of them, whatever happens to it, is the last."""
+"""Fan-in: each member of a key is counted once, and exactly one member is the last, even if it has to ask again."""
 
 from __future__ import annotations
 
 from omniq.errors import IdempotencyConflict, Invalid
-from omniq.operations import CountFanIn, FannedIn, OpenFanIn, Retention
+from omniq.operations import CountFanIn, FannedIn, OpenFanIn
 from omniq.testing.bench import Bench, S, case
 
 
@@ -25,6 +25,7 @@ async def the_last_member_of_a_fan_in_hears_zero(bench: Bench) -> None:
 
 @case(rules="§3")
 async def a_member_counts_once_and_hears_the_same_again(bench: Bench) -> None:
+    # A member whose answer got lost asks again. If the last one then heard another number, nobody would go on.
     await opened(bench, "k", 2)
     assert await counted(bench, "k", "a", "a", "a") == [1, 1, 1]
     assert await counted(bench, "k", "b", "b", "a") == [0, 0, 1]
@@ -39,6 +40,7 @@ async def a_member_nobody_waits_for_hears_minus_one(bench: Bench) -> None:
 
 @case(rules="§3")
 async def the_same_fan_in_may_be_opened_again(bench: Bench) -> None:
+    # The caller that opens may have lost its answer too, and members may have come meanwhile.
     await opened(bench, "k", 2)
     await counted(bench, "k", "a")
     assert await opened(bench, "k", 2) == 1
@@ -62,8 +64,9 @@ async def a_fan_in_is_forgotten_after_its_time(bench: Bench) -> None:
     await counted(bench, "done", "a")
     await counted(bench, "open", "a")
     bench.advance(5)
+    # Its time counts at once: `purge` may come much later.
     assert await counted(bench, "done", "a") == [-1]
-    await bench.store.purge(Retention(), bench.now)
+    await bench.purge()
     assert await opened(bench, "open", 3) == 3
     assert await opened(bench, "done", 2) == 2
     assert await counted(bench, "done", "a", "b") == [1, 0]
@@ -80,6 +83,7 @@ async def a_repeated_count_is_counted_once(bench: Bench) -> None:
 
 @case(rules="§3")
 async def a_fan_in_needs_a_proper_key_and_number(bench: Bench) -> None:
+    # Braces would lead to another slot of a Redis cluster.
     for key in ("", "a{b", "a}b", "x" * 129):
         await bench.invalid(Invalid, OpenFanIn(key=key, expected=1))
         await bench.invalid(Invalid, CountFanIn(key=key, member="a"))

@@ -1,4 +1,4 @@
-"""What the holder of a lease may do, and what is refused to everybody else."""
+"""The calls that a lease allows its holder to make, and their refusal to everybody else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from omniq.models import DEFAULT_QUEUE, Record, State, new_token
 from omniq.operations import Ack, Acked, Extend, Extended, Fail, Held, Progress, Release, Retry
 from omniq.testing.bench import BOOM, Bench, S, case, on
 
+# Retry twice: with a time the task goes to the scheduled ones, without a time back to its lane.
 KINDS: list[tuple[type[Held], dict[str, Any]]] = [
     (Ack, {"result": b"1"}),
     (Retry, {"error": BOOM, "delay_us": S}),
@@ -21,7 +22,7 @@ KINDS: list[tuple[type[Held], dict[str, Any]]] = [
 
 
 def each(task: Record, **fields: Any) -> list[Held]:
-    """Every operation of a holder, on this task."""
+    """Returns every operation of a holder on this task."""
     return [on(kind, task, **(given | fields)) for kind, given in KINDS]
 
 
@@ -52,6 +53,7 @@ async def a_waiting_task_is_not_active(bench: Bench) -> None:
 
 @case(rules="25,32,38,44,67")
 async def a_returned_task_is_not_active_for_its_old_token(bench: Bench) -> None:
+    # `late` forgives a lease that ran out, but not one that was given back.
     task = await bench.hold("a")
     await bench.release(task)
     for op in each(task) + each(task, late=True):
@@ -79,6 +81,7 @@ async def an_expired_lease_is_refused(bench: Bench) -> None:
 
 @case(rules="24,45,67")
 async def expired_and_wrong_token_together_is_expired(bench: Bench) -> None:
+    # Both errors hold, and the contract says which of them is told.
     task = await bench.hold("a")
     bench.advance(31)
     for op in each(task, token=new_token()):
@@ -88,17 +91,16 @@ async def expired_and_wrong_token_together_is_expired(bench: Bench) -> None:
 @case(rules="§4")
 async def a_lease_is_valid_until_its_last_moment(bench: Bench) -> None:
     for kind, given in KINDS:
-        await bench.add(queue=kind.__name__.lower())
-        (task,) = await bench.take(1, kind.__name__.lower())
+        task = await bench.hold(queue=kind.__name__)
         bench.advance(29.999)
         await bench.do(on(kind, task, **given))
 
 
 @case(rules="§3,§4")
 async def a_late_holder_may_still_report_if_nobody_took_the_task(bench: Bench) -> None:
+    # Finished work need not be thrown away: as long as nobody else has leased the task, its token still fits.
     for kind, given in KINDS:
-        await bench.add(queue=kind.__name__.lower())
-        (task,) = await bench.take(1, kind.__name__.lower())
+        task = await bench.hold(queue=kind.__name__)
         bench.advance(1000)
         await bench.refused(TokenMismatch, on(kind, task, token=new_token(), late=True, **given))
         await bench.do(on(kind, task, late=True, **given))
@@ -106,6 +108,7 @@ async def a_late_holder_may_still_report_if_nobody_took_the_task(bench: Bench) -
 
 @case(rules="67,75")
 async def an_old_holder_cannot_touch_the_next_one(bench: Bench) -> None:
+    # A worker that wakes up late must not end a task that is no longer its own.
     old = await bench.hold("a")
     bench.advance(30)
     await bench.reclaim()
@@ -138,6 +141,7 @@ async def extend_without_a_length_takes_the_task_s_own(bench: Bench) -> None:
 
 @case(rules="§3,§4")
 async def extend_never_shortens(bench: Bench) -> None:
+    # A short extension after a long one must not make the task look lost.
     task = await bench.hold("a")
     end = bench.now + 30 * S
     assert (await bench.extend(task, lease_us=S)).lease_until_us == end
@@ -191,6 +195,7 @@ async def an_acked_task_is_done_for_ever(bench: Bench) -> None:
 async def a_second_ack_is_silent_for_the_token_that_did_it(bench: Bench) -> None:
     task = await bench.hold("a")
     await bench.ack(task, result=b"1")
+    # Long after the lease: a holder that lost the answer may ask late.
     bench.advance(100)
     assert await bench.unchanged(on(Ack, task, result=b"2")) == [Acked(state=State.DONE, already=True)]
     await bench.refused(NotActive, on(Ack, task, token=new_token()))
@@ -219,6 +224,7 @@ async def progress_is_kept_on_the_record(bench: Bench) -> None:
 @case(rules="§3")
 async def progress_is_short(bench: Bench) -> None:
     task = await bench.hold("a")
+    # 4,096 bytes with the quotes, as many as are allowed.
     await bench.do(on(Progress, task, data=b'"' + b"x" * 4094 + b'"'))
     await bench.invalid(LimitExceeded, on(Progress, task, data=b"9" * 4097))
 
@@ -240,6 +246,7 @@ async def returned_tasks_come_before_those_never_leased(bench: Bench) -> None:
     a, b = await bench.take(2)
     await bench.release(b)
     await bench.retry(a)
+    # Which of the two comes first is left to the driver.
     taken = await bench.take_ids(9)
     assert sorted(taken[:2]) == ["a", "b"]
     assert taken[2:] == ["c", "d"]
@@ -256,6 +263,7 @@ async def returned_tasks_come_before_those_that_were_due_earlier(bench: Bench) -
 
 @case(rules="§5")
 async def a_returned_task_is_an_ordinary_one_after_its_next_lease(bench: Bench) -> None:
+    # The mark of a returned task goes with its next lease, or the task would come before the others for ever.
     await bench.enqueue("a", "b")
     (a,) = await bench.take()
     await bench.release(a)

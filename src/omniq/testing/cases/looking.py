@@ -6,7 +6,7 @@ from typing import Any
 
 from omniq.errors import InvalidCursor
 from omniq.models import DEFAULT_QUEUE, State, TaskError, TaskStatus
-from omniq.operations import Ack, Beat, Filter, Requeue, WorkerInfo
+from omniq.operations import Ack, Filter, Requeue
 from omniq.testing.bench import Bench, S, case, on, raises
 
 
@@ -38,6 +38,7 @@ async def a_task_is_found_by_id_and_guarded_by_queue(bench: Bench) -> None:
 
 @case(rules="§11")
 async def what_was_handed_out_is_a_copy(bench: Bench) -> None:
+    # A driver that hands out its own objects lets its callers change the store.
     await bench.add("a")
     task = await bench.get("a")
     task.state, task.attempts = State.DONE, 99
@@ -89,6 +90,7 @@ async def tasks_are_found_by_what_they_are(bench: Bench) -> None:
 
 @case(rules="§11")
 async def a_filter_takes_its_text_literally(bench: Bench) -> None:
+    # `%` and `_` are wildcards of SQL, and a quote ends its text.
     await bench.add("a", payload=b"100%")
     await bench.add("b", payload=b"100 per cent")
     await bench.fail(await bench.hold("c", queue="c"), error=TaskError("E", "it's a_b"))
@@ -125,6 +127,7 @@ async def pages_stay_exact_while_tasks_change(bench: Bench) -> None:
             cursor = page.cursor
             if cursor is None:
                 break
+            # Between pages a task changes its state and another arrives: pages by offset or by change slip.
             (task,) = await bench.take(1, str(newest_first))
             await bench.ack(task)
             await bench.add(queue=str(newest_first))
@@ -146,6 +149,7 @@ async def counts_tell_every_state(bench: Bench) -> None:
     assert (default.done, default.cancelled, default.running, default.scheduled, default.blocked) == (1, 1, 1, 1, 1)
     assert (default.ready, default.dead, default.staged, default.waiting) == (0, 0, 0, 2)
     assert (mail.ready, mail.dead, mail.waiting) == (1, 1, 1)
+    # It is due, though no Reserve has made it ready yet.
     bench.advance(900)
     default = await bench.counts()
     assert (default.scheduled, default.ready) == (0, 1)
@@ -177,31 +181,40 @@ async def queues_are_listed(bench: Bench) -> None:
 
 @case(rules="§3")
 async def a_worker_that_beats_is_registered(bench: Bench) -> None:
-    info = WorkerInfo(worker="w1", host="h", pid=7, queues=("a", "b"), running=3, concurrency=4, started_at_us=bench.now)
-    await bench.do(Beat(info=info))
+    info: dict[str, Any] = {
+        "host": "h",
+        "pid": 7,
+        "queues": ("a", "b"),
+        "running": 3,
+        "concurrency": 4,
+        "started_at_us": bench.now,
+    }
+    await bench.beat("w1", **info)
     bench.advance(5)
-    await bench.do(Beat(info=WorkerInfo(worker="w2")))
+    await bench.beat("w2")
     one, two = sorted(await bench.store.workers(bench.now), key=lambda w: w.worker)
     assert (one.host, one.pid, one.queues, one.running, one.concurrency) == ("h", 7, ("a", "b"), 3, 4)
     assert (one.started_at_us, one.seen_at_us, two.seen_at_us) == (bench.now - 5 * S, bench.now - 5 * S, bench.now)
-    await bench.do(Beat(info=info))
+    await bench.beat("w1", **info)
     assert {w.seen_at_us for w in await bench.store.workers(bench.now)} == {bench.now}
 
 
 @case(rules="§9")
 async def a_worker_says_how_many_functions_run_per_queue(bench: Bench) -> None:
-    await bench.do(Beat(info=WorkerInfo(worker="w1", queues=("a", "b"), running=3, busy={"a": 2, "b": 1})))
-    await bench.do(Beat(info=WorkerInfo(worker="w2", queues=("a",), running=1)))
-    await bench.do(Beat(info=WorkerInfo(worker="w3", busy={})))
+    await bench.beat("w1", queues=("a", "b"), running=3, busy={"a": 2, "b": 1})
+    await bench.beat("w2", queues=("a",), running=1)
+    await bench.beat("w3", busy={})
     found = {worker.worker: worker.busy for worker in await bench.store.workers(bench.now)}
+    # None comes from workers of older versions, which do not report it; an empty mapping means that nothing runs.
     assert found == {"w1": {"a": 2, "b": 1}, "w2": None, "w3": {}}
 
 
 @case(rules="§3")
 async def a_worker_that_leaves_is_taken_out(bench: Bench) -> None:
-    await bench.do(Beat(info=WorkerInfo(worker="w1")))
-    await bench.do(Beat(info=WorkerInfo(worker="w1"), gone=True))
-    await bench.do(Beat(info=WorkerInfo(worker="never"), gone=True))
+    # `never` was not registered: a worker that repeats its goodbye must not fail.
+    await bench.beat("w1")
+    await bench.beat("w1", gone=True)
+    await bench.beat("never", gone=True)
     assert await bench.store.workers(bench.now) == []
 
 
@@ -217,6 +230,7 @@ async def a_store_introduces_itself(bench: Bench) -> None:
 @case(rules="§12")
 async def the_check_finds_nothing_wrong_and_repair_breaks_nothing(bench: Bench) -> None:
     await variety(bench)
+    # Every state is there, so a repair that misreads a state shows.
     before = await bench.snapshot()
     assert await bench.store.check(repair=True) == []
     assert await bench.snapshot() == before
@@ -243,7 +257,7 @@ async def the_oldest_that_waits_is_known_when_all_have_groups(bench: Bench) -> N
 
 
 async def a_crowd(bench: Bench) -> None:
-    """One task in every state, behind so many newer ones that no page may look through them all."""
+    """A task in every state, behind more newer tasks than a page may look at."""
     await bench.hold("running", queue="all")
     await bench.ack(await bench.hold("done", queue="all"))
     await bench.dead("dead", queue="all")
@@ -252,6 +266,7 @@ async def a_crowd(bench: Bench) -> None:
     await bench.add("blocked", queue="all", after=["running"])
     await bench.add("scheduled", queue="all", delay_us=900 * S)
     await bench.add("grouped", queue="all", group="g")
+    # Seven tasks of 137 are few: less than one in eight, the share that the contract names.
     await bench.enqueue(*[f"crowd-{n}" for n in range(130)], queue="crowd")
     bench.store.scan_limit = 20
 

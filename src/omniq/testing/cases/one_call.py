@@ -1,4 +1,4 @@
-"""Tasks that come, change and go within one call of several transactions: nothing of a former state stays behind."""
+"""Tasks that come, change and go within one call of several transactions leave no trace of their former states."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from omniq.operations import (
 )
 from omniq.testing.bench import Bench, S, case
 
+# A driver may write each of these in another way, and keep it in other indexes.
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "grouped": {"group": "g", "group_limit": 2},
@@ -40,7 +41,7 @@ def _ways(bench: Bench) -> dict[str, dict[str, Any]]:
 
 
 async def _call(bench: Bench, *operations: Operation) -> None:
-    """Each in a transaction of its own; none may be refused."""
+    """Sends each operation in a transaction of its own. None may be refused."""
     for operation, answer in zip(operations, await bench.call(*[(op,) for op in operations]), strict=True):
         assert not isinstance(answer, Refused), f"{operation!r} answered {answer!r}"
 
@@ -49,8 +50,7 @@ async def _is_empty(bench: Bench, way: str, **but: int) -> None:
     counts = await bench.counts()
     found = {s.name.lower(): getattr(counts, s.name.lower()) for s in State}
     assert {name: n for name, n in found.items() if n} == but, way
-    groups, _ = await bench.store.groups(DEFAULT_QUEUE, None, 10)
-    assert not any(g.ready or g.inflight for g in groups), way
+    assert not any(g.ready or g.inflight for g in await bench.groups()), way
     assert await bench.store.check() == [], way
 
 
@@ -98,11 +98,12 @@ async def rescheduled_for_now_the_lease_tells_the_time(bench: Bench) -> None:
 
 @case(rules="§1,§3")
 async def removed_and_enqueued_again_is_there_once(bench: Bench) -> None:
-    """Whatever was there before the call, and whatever came before in it."""
+    """The same holds for each kind of task that the call enqueues and removes before."""
     remove = Remove(queue=DEFAULT_QUEUE, id="t")
     await bench.enqueue("first")
     await bench.add("t")
     for way, fields in _ways(bench).items():
+        # Without the key, or `t` would be taken for a repetition of it.
         other = bench.new("x", **{k: v for k, v in fields.items() if k != "idempotency_key"})
         await _call(bench, other, remove, bench.new("t", **fields), remove, bench.new("t"), Remove(queue=DEFAULT_QUEUE, id="x"))
         assert await bench.states("t", "x") == [State.READY, None], way
@@ -112,7 +113,7 @@ async def removed_and_enqueued_again_is_there_once(bench: Bench) -> None:
 
 @case(rules="§1,§3")
 async def several_of_one_shape_with_changes_between(bench: Bench) -> None:
-    """Equal neighbours may travel as one; what stands between them must be seen by them."""
+    """A driver may carry out equal neighbours together, but they must see the changes between them."""
     ids = [f"t{n}" for n in range(6)]
     plain: list[Operation] = [bench.new(i) for i in ids]
     leave: list[Operation] = [Cancel(queue=DEFAULT_QUEUE, id=i) for i in ids[:3]]
@@ -156,6 +157,7 @@ async def into_the_dead_queue_and_out_of_it_leaves_one_task(bench: Bench) -> Non
         (bench.new("u", dead_queue="other"),),
         (Reserve(queues=(DEFAULT_QUEUE,), token=token),),
         (Fail(queue=DEFAULT_QUEUE, id="u", token=token),),
+        # The id went to another queue in this very call, where the enqueue has to find it.
         (bench.new("u"),),
         (Cancel(queue="dead", id="t"),),
     )
@@ -166,7 +168,7 @@ async def into_the_dead_queue_and_out_of_it_leaves_one_task(bench: Bench) -> Non
 
 @case(rules="§1,§8", needs="cross_queue")
 async def an_id_is_in_one_queue_only(bench: Bench) -> None:
-    """Two queues in one call, the first of them with each kind of task."""
+    """The call enqueues the same id to two queues, first as each kind of task."""
     await bench.hold("first")
     for n, (way, fields) in enumerate(_ways(bench).items()):
         id = f"t{n}"
@@ -193,6 +195,7 @@ async def an_id_that_is_in_one_queue_refuses_a_whole_transaction_for_another(ben
 @case(rules="§1,§10")
 async def staged_and_committed_and_cancelled_leaves_the_others(bench: Bench) -> None:
     rows = [bench.new(f"s{n}", **fields) for n, fields in enumerate([{}, {"group": "g"}, {"idempotency_key": "k"}])]
+    # One is plain, one has a group, one a key, one a time: a driver may release each in another way.
     tasks: tuple[Enqueue, ...] = (*rows, bench.new("late", eta_us=bench.now + 5 * S))
     on_run: dict[str, Any] = {"queue": DEFAULT_QUEUE, "run_id": "r"}
     leave = [Cancel(queue=DEFAULT_QUEUE, id=t.id) for t in tasks[:2]]

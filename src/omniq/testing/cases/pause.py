@@ -29,6 +29,7 @@ async def the_other_queues_go_on(bench: Bench) -> None:
 
 @case(rules="§5")
 async def everything_but_grants_goes_on_in_a_paused_queue(bench: Bench) -> None:
+    # A pause stops new runs. Runs under way end as usual, and due times, lost leases and cancels do not wait.
     await bench.enqueue("acked", "lost")
     acked, lost = await bench.take(2)
     await bench.store.pause(DEFAULT_QUEUE)
@@ -65,6 +66,7 @@ async def resume_says_whether_it_was_paused(bench: Bench) -> None:
 
 @case(rules="§5")
 async def a_queue_can_be_paused_before_it_has_tasks(bench: Bench) -> None:
+    # The name is given to the store by the pause, not by a first task.
     await bench.store.pause("new")
     await bench.enqueue("a", "g", queue="new", group="g")
     assert await bench.reserve(9, "new") == Reserved(tasks=[], paused=("new",))

@@ -1,4 +1,4 @@
-"""Who gets which task, for how long, and how a lost lease is taken back."""
+"""Reserve: the choice of tasks, the length of their leases, and how lost leases are taken back."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ async def a_reserve_must_make_sense(bench: Bench) -> None:
 
 @case(rules="12,§3")
 async def a_lease_ends_when_the_caller_says_or_the_task_or_after_30_s(bench: Bench) -> None:
+    # `c` has a length of its own, and the caller names another one, which counts.
     await bench.add("a", lease_us=7 * S)
     await bench.add("b")
     await bench.add("c", lease_us=7 * S)
@@ -68,6 +69,7 @@ async def after_its_lease_a_task_goes_to_the_next(bench: Bench) -> None:
 
 @case(rules="14,§9")
 async def expired_shows_a_lease_from_the_moment_it_ends(bench: Bench) -> None:
+    # At `lease_until_us` itself it is over.
     task = await bench.hold("a")
     bench.advance(29.999)
     assert await bench.store.expired(bench.now) == []
@@ -101,6 +103,7 @@ async def a_lost_worker_loses_its_leases_at_once(bench: Bench) -> None:
 
 @case(rules="16,§4")
 async def reclaim_clears_the_eta_and_keeps_the_place(bench: Bench) -> None:
+    # The eta was a wish for the first run. A lost task keeps only `due_us`, its place in the lane.
     due = bench.now + S
     await bench.add("a", eta_us=due)
     bench.advance(1)
@@ -129,6 +132,7 @@ async def many_reservers_share_the_work_and_never_a_task(bench: Bench) -> None:
     runs: list[str] = []
 
     async def reserver() -> None:
+        # The clock stands still, so that no lease runs out, however slow the machine is.
         while tasks := await bench.take(7, lease_us=200_000):
             ids = {t.id for t in tasks}
             assert not held & ids, "a task was handed out twice"
@@ -146,6 +150,7 @@ async def many_reservers_share_the_work_and_never_a_task(bench: Bench) -> None:
 
 @case(rules="19")
 async def of_many_one_takes_an_expired_lease(bench: Bench) -> None:
+    # `reserve` takes back expired leases by itself, so that 32 callers do it at the same time.
     old = await bench.hold("a")
     bench.advance(30)
     at = bench.clock.now
@@ -165,6 +170,7 @@ async def each_queue_is_emptied_before_the_next(bench: Bench) -> None:
 
 @case(rules="§5")
 async def a_reserve_of_many_equals_many_reserves(bench: Bench) -> None:
+    # A driver that takes many tasks in one statement has to keep the turns of the lanes in it.
     for queue in ("many", "single"):
         for n in range(12):
             group = None if n % 3 == 0 else f"g{n % 4}"
@@ -176,6 +182,7 @@ async def a_reserve_of_many_equals_many_reserves(bench: Bench) -> None:
 
 @case(rules="§3")
 async def next_at_is_when_something_falls_due_or_runs_out(bench: Bench) -> None:
+    # An idle worker sleeps until then.
     assert (await bench.reserve()).next_at_us is None
     await bench.add("later", delay_us=50 * S)
     assert (await bench.reserve()).next_at_us == bench.now + 50 * S
@@ -200,6 +207,7 @@ async def promote_makes_due_tasks_ready_and_counts_them(bench: Bench) -> None:
 
 @case(rules="§2")
 async def more_due_tasks_than_one_call_promotes_all_come(bench: Bench) -> None:
+    # One Reserve makes 1,000 due tasks ready at most.
     await bench.do(*[bench.new(f"t{n:04}", delay_us=S) for n in range(1500)])
     bench.advance(1)
     taken = await bench.take_ids(800) + await bench.take_ids(800)
@@ -211,6 +219,7 @@ async def more_due_tasks_than_one_call_promotes_all_come(bench: Bench) -> None:
 # -- reaping -------------------------------------------------------------------------------------
 
 
+# A reaper has read the lease before: since then the task may have been renewed, ended, or leased to another worker.
 REAPS: list[tuple[type[OnTask], dict[str, str]]] = [(kind, {"lost": "expired"}) for kind in (Retry, Fail, Cancel)]
 
 
@@ -252,6 +261,7 @@ async def a_reaper_of_a_lost_worker_need_not_wait_for_the_lease(bench: Bench) ->
 
 @case(rules="§4,§9")
 async def a_task_that_keeps_losing_its_worker_dies(bench: Bench) -> None:
+    # A task that kills its workers would otherwise go round for ever.
     await bench.add("a", max_attempts=3)
     for _ in range(3):
         assert await bench.take_ids() == ["a"]
@@ -265,6 +275,7 @@ async def a_task_that_keeps_losing_its_worker_dies(bench: Bench) -> None:
 
 @case(rules="§4,§9")
 async def a_lost_task_that_was_to_be_cancelled_is_cancelled(bench: Bench) -> None:
+    # The holder that was asked to stop is gone; nobody else would do it.
     await bench.hold("a")
     await bench.cancel("a")
     bench.advance(30)

@@ -1,4 +1,4 @@
-"""How a failed run ends: once more, or for good."""
+"""Retry and fail: the ends of a failed run."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ async def a_retry_without_a_time_is_ready_at_once(bench: Bench) -> None:
 
 @case(rules="35,§5")
 async def a_retry_with_a_delay_of_nothing_goes_to_its_new_place(bench: Bench) -> None:
+    # A delay of 0 is a new time; no delay means no new time, and the task returns to its old place.
     task = await bench.hold("a")
     await bench.enqueue("b")
     bench.advance(1)
@@ -52,7 +53,7 @@ async def a_retry_with_a_delay_of_nothing_goes_to_its_new_place(bench: Bench) ->
 
 @case(rules="33,46")
 async def what_a_worker_did_not_have_comes_again_ever_later_and_spends_no_attempt(bench: Bench) -> None:
-    """What `policy.after_unknown` decides needs no more of a store than the record that comes with the next lease."""
+    """`policy.after_unknown` keeps its state in the record that comes with the next lease, so a store needs nothing for it."""
     task = await bench.hold("a", max_attempts=2)
     await bench.retry(task)
     error = TaskError("NotRunnable", "no task named 'a' is registered in this worker")
@@ -125,12 +126,7 @@ async def a_failed_task_is_a_dead_letter_with_its_reason(bench: Bench) -> None:
     bench.advance(1)
     assert await bench.fail(task) == Failed(queue=DEFAULT_QUEUE, state=State.DEAD)
     dead = await bench.get("a")
-    assert (dead.state, dead.last_error, dead.failed_at_us, dead.finished_at_us) == (
-        State.DEAD,
-        BOOM,
-        bench.now,
-        bench.now,
-    )
+    assert (dead.state, dead.last_error, dead.failed_at_us, dead.finished_at_us) == (State.DEAD, BOOM, bench.now, bench.now)
     assert (dead.token, dead.lease_until_us, dead.ended_by) == (None, None, task.token)
     bench.advance(3600)
     assert await bench.reclaim() == 0
@@ -148,6 +144,7 @@ async def the_reason_is_the_last_one(bench: Bench) -> None:
 
 @case(rules="41,67")
 async def a_second_fail_is_silent_for_the_token_that_did_it(bench: Bench) -> None:
+    # The caller may have lost its first answer.
     task = await bench.hold("a")
     await bench.fail(task)
     again = on(Fail, task, error=TaskError("Other"))
@@ -165,6 +162,7 @@ async def a_fail_after_an_ack_is_silent_for_the_same_token(bench: Bench) -> None
 
 @case(rules="41,67")
 async def an_ack_after_a_fail_is_refused(bench: Bench) -> None:
+    # The result was not stored, and a silent answer would say that it was.
     task = await bench.hold("a")
     await bench.fail(task)
     await bench.refused(NotActive, on(Ack, task))
@@ -172,6 +170,7 @@ async def an_ack_after_a_fail_is_refused(bench: Bench) -> None:
 
 @case(rules="46")
 async def fail_adds_no_attempt(bench: Bench) -> None:
+    # Reserve has counted the run already.
     await bench.add("a")
     for _ in range(2):
         await bench.retry((await bench.take())[0])
@@ -179,7 +178,6 @@ async def fail_adds_no_attempt(bench: Bench) -> None:
     await bench.fail(task)
     assert (await bench.get("a")).attempts == 3
     result = await bench.result("a")
-    assert result is not None
     assert result.attempts == 3
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from omniq.errors import DuplicateId, IdempotencyConflict, Invalid, NotWaiting, RunClosed
 from omniq.models import Blocker, State, TaskStatus
-from omniq.operations import AbortRun, Cancel, CommitRun, Enqueue, OpenRun, Remove, Retention, RunInfo, RunState, Stage, Staged
+from omniq.operations import AbortRun, Cancel, CommitRun, Enqueue, OpenRun, Remove, RunInfo, RunState, Stage, Staged
 from omniq.testing.bench import Bench, S, case
 
 DAY = 86_400 * S
@@ -20,6 +20,13 @@ def row(id: str, **fields: Any) -> Enqueue:
 
 def keyed(id: str, **fields: Any) -> Enqueue:
     return row(id, **{"idempotency_key": id, **fields})
+
+
+OPEN, COMMIT, ABORT = (kind(queue="default", run_id="r") for kind in (OpenRun, CommitRun, AbortRun))
+
+
+def stage(*tasks: Enqueue, strict: bool = False) -> Stage:
+    return Stage(queue="default", run_id="r", tasks=tasks, strict=strict)
 
 
 async def opened(bench: Bench, run: str = "r", ttl_us: int = DAY, queue: str = "default") -> RunInfo:
@@ -39,9 +46,11 @@ async def aborted(bench: Bench, run: str = "r") -> RunInfo:
     return await bench.do(AbortRun(queue="default", run_id=run))
 
 
-async def swept(bench: Bench) -> None:
-    while await bench.store.sweep(bench.now):
-        pass
+async def staged_by(bench: Bench, *runs: str) -> None:
+    """Several runs stage the same task."""
+    for run in runs:
+        await opened(bench, run)
+        await staged(bench, keyed("a"), run=run)
 
 
 @case(rules="§10")
@@ -68,7 +77,7 @@ async def a_committed_task_is_as_if_it_was_enqueued_at_the_commit(bench: Bench) 
     assert plain is not None and later is not None and grouped is not None
     assert (plain.state, plain.due_us, plain.created_at_us, plain.run_id) == (State.READY, bench.now, bench.now, "r")
     assert (later.state, later.due_us) == (State.SCHEDULED, bench.now + 50 * S)
-    assert [(g.group, g.limit, g.ready) for g in (await bench.store.groups("default"))[0]] == [("g", 2, 1)]
+    assert [(g.group, g.limit, g.ready) for g in await bench.groups()] == [("g", 2, 1)]
     assert sorted((e.task_id, e.event, e.ts_us) for e in await bench.all_events()) == [
         (id, "enqueued", bench.now) for id in ("grouped", "later", "plain")
     ]
@@ -80,7 +89,7 @@ async def an_aborted_run_leaves_nothing(bench: Bench) -> None:
     await opened(bench)
     await staged(bench, keyed("a"), row("b", group="g"))
     info = await aborted(bench)
-    await swept(bench)
+    await bench.sweep()
     assert (info.state, info.dropped) == (RunState.ABORTED, 2)
     assert await bench.states("a", "b") == [None, None]
     assert await bench.take(limit=5) == []
@@ -89,12 +98,13 @@ async def an_aborted_run_leaves_nothing(bench: Bench) -> None:
 
 @case(rules="§10")
 async def a_run_that_is_not_committed_in_time_is_aborted(bench: Bench) -> None:
+    # From that moment the run is closed, also before `sweep` has removed its tasks.
     await opened(bench, ttl_us=60 * S)
     await staged(bench, row("a"))
     bench.advance(61)
-    await bench.refused(RunClosed, Stage(queue="default", run_id="r", tasks=(row("b"),)))
-    await bench.refused(RunClosed, CommitRun(queue="default", run_id="r"))
-    await swept(bench)
+    await bench.refused(RunClosed, stage(row("b")))
+    await bench.refused(RunClosed, COMMIT)
+    await bench.sweep()
     assert await bench.states("a", "b") == [None, None]
     found = await bench.store.run("default", "r")
     assert found is not None and (found.state, found.dropped, found.settled) == (RunState.ABORTED, 1, True)
@@ -102,16 +112,13 @@ async def a_run_that_is_not_committed_in_time_is_aborted(bench: Bench) -> None:
 
 @case(rules="§10")
 async def a_run_is_opened_and_committed_once(bench: Bench) -> None:
+    # A client that is tried again opens and commits once more, and gets the same answers.
     first = await opened(bench)
     assert await opened(bench) == first
     await staged(bench, row("a"))
     done = await committed(bench)
     assert await committed(bench) == done
-    for op in (
-        OpenRun(queue="default", run_id="r"),
-        Stage(queue="default", run_id="r", tasks=(row("b"),)),
-        AbortRun(queue="default", run_id="r"),
-    ):
+    for op in (OPEN, stage(row("b")), ABORT):
         await bench.refused(RunClosed, op)
     assert await bench.states("a", "b") == [State.READY, None]
     assert await bench.store.run("default", "r") == done
@@ -121,22 +128,14 @@ async def a_run_is_opened_and_committed_once(bench: Bench) -> None:
 async def an_aborted_run_cannot_come_back(bench: Bench) -> None:
     await opened(bench)
     await aborted(bench)
-    for op in (
-        OpenRun(queue="default", run_id="r"),
-        Stage(queue="default", run_id="r", tasks=(row("a"),)),
-        CommitRun(queue="default", run_id="r"),
-    ):
+    for op in (OPEN, stage(row("a")), COMMIT):
         await bench.refused(RunClosed, op)
     assert (await aborted(bench)).state is RunState.ABORTED
 
 
 @case(rules="§10")
 async def a_run_that_was_never_opened_is_closed(bench: Bench) -> None:
-    for op in (
-        Stage(queue="default", run_id="r", tasks=(row("a"),)),
-        CommitRun(queue="default", run_id="r"),
-        AbortRun(queue="default", run_id="r"),
-    ):
+    for op in (stage(row("a")), COMMIT, ABORT):
         await bench.refused(RunClosed, op)
     assert await bench.store.run("default", "r") is None
 
@@ -166,32 +165,28 @@ async def what_is_there_by_id_or_by_key_stays_as_it_is(bench: Bench) -> None:
 async def a_strict_stage_refuses_another_body_and_stages_nothing(bench: Bench) -> None:
     await bench.do(keyed("a"))
     await opened(bench)
-    tasks = (row("b"), keyed("a", fingerprint="other"))
-    await bench.refused(IdempotencyConflict, Stage(queue="default", run_id="r", tasks=tasks, strict=True))
+    await bench.refused(IdempotencyConflict, stage(row("b"), keyed("a", fingerprint="other"), strict=True))
     assert await bench.states("b") == [None]
     assert await staged(bench, row("b"), keyed("a"), strict=True) == (1, 1)
 
 
 @case(rules="§10")
 async def a_task_of_two_runs_is_there_when_either_commits(bench: Bench) -> None:
-    for run in ("dead", "alive"):
-        await opened(bench, run)
-        await staged(bench, keyed("a"), run=run)
+    await staged_by(bench, "dead", "alive")
     info = await committed(bench, "alive")
     assert (info.new, info.claimed, info.released) == (0, 1, 1)
     assert await bench.states("a") == [State.READY]
     await aborted(bench, "dead")
-    await swept(bench)
+    await bench.sweep()
     assert await bench.states("a") == [State.READY]
 
 
 @case(rules="§10")
 async def a_task_of_two_runs_survives_the_abort_of_the_first(bench: Bench) -> None:
-    for run in ("first", "second"):
-        await opened(bench, run)
-        await staged(bench, keyed("a"), run=run)
+    # The first run brought the task in, and the second only asked for it: the task has to change hands.
+    await staged_by(bench, "first", "second")
     await aborted(bench, "first")
-    await swept(bench)
+    await bench.sweep()
     assert await bench.states("a") == [State.STAGED]
     assert (await committed(bench, "second")).released == 1
     assert await bench.states("a") == [State.READY]
@@ -199,13 +194,11 @@ async def a_task_of_two_runs_survives_the_abort_of_the_first(bench: Bench) -> No
 
 @case(rules="§10")
 async def a_task_of_two_runs_goes_when_both_are_aborted(bench: Bench) -> None:
-    for run in ("first", "second"):
-        await opened(bench, run)
-        await staged(bench, keyed("a"), run=run)
+    await staged_by(bench, "first", "second")
     for run in ("second", "first"):
         assert await bench.states("a") == [State.STAGED]
         await aborted(bench, run)
-        await swept(bench)
+        await bench.sweep()
     assert await bench.states("a") == [None]
 
 
@@ -215,6 +208,7 @@ async def an_ordinary_enqueue_does_not_wait_for_a_run(bench: Bench) -> None:
     await staged(bench, keyed("a"), row("b"), row("c"))
     assert (await bench.do(keyed("a"))).existed is False
     assert (await bench.do(row("b", fingerprint="other"))).existed is False
+    # A blocking enqueue may take a shorter way, which has to look for staged tasks as well.
     await asyncio.to_thread(bench.store.apply_blocking, [(row("c"),)], bench.now)
     assert await bench.states("a", "b", "c") == [State.READY] * 3
     assert (await bench.counts()).staged == 0
@@ -235,7 +229,7 @@ async def a_staged_task_can_be_neither_cancelled_nor_removed(bench: Bench) -> No
 async def a_run_has_one_queue_and_rows_without_blockers(bench: Bench) -> None:
     await opened(bench)
     for bad in (row("a", queue="other"), row("a", blocked_by=(Blocker("x", "default"),)), row("a", delay_us=S), row("")):
-        await bench.invalid(Invalid, Stage(queue="default", run_id="r", tasks=(row("fine"), bad)))
+        await bench.invalid(Invalid, stage(row("fine"), bad))
     assert await bench.states("fine") == [None]
 
 
@@ -251,12 +245,13 @@ async def runs_of_two_queues_may_share_an_id(bench: Bench) -> None:
 
 @case(rules="§10")
 async def a_long_run_is_finished_by_sweep(bench: Bench) -> None:
+    # A commit releases up to 5,000 tasks in its own transaction (on Redis 500).
     await opened(bench)
     wanted = [f"t-{n:05}" for n in range(5_400)]
     for start in range(0, len(wanted), 900):
         await staged(bench, *(row(id) for id in wanted[start : start + 900]))
     await committed(bench)
-    await swept(bench)
+    await bench.sweep()
     info = await bench.store.run("default", "r")
     assert info is not None and (info.released, info.settled) == (5_400, True)
     counts = await bench.counts()
@@ -265,9 +260,7 @@ async def a_long_run_is_finished_by_sweep(bench: Bench) -> None:
 
 @case(rules="§10", needs="durable")
 async def staged_tasks_and_runs_survive_a_restart(bench: Bench) -> None:
-    for run in ("r", "second"):
-        await opened(bench, run)
-        await staged(bench, keyed("a"), run=run)
+    await staged_by(bench, "r", "second")
     await bench.reopen()
     assert await bench.states("a") == [State.STAGED]
     await aborted(bench, "r")
@@ -286,11 +279,12 @@ async def purge_forgets_a_run_with_its_keys(bench: Bench) -> None:
     await committed(bench)
     (task,) = await bench.take()
     await bench.ack(task)
+    # A day is over; the key of three days would still recognise the task.
     bench.advance(2 * 86_400)
-    await bench.store.purge(Retention(), bench.now)
+    await bench.purge()
     assert await bench.store.run("default", "r") is not None
     bench.advance(2 * 86_400)
-    await bench.store.purge(Retention(), bench.now)
+    await bench.purge()
     assert await bench.store.run("default", "r") is None
 
 
@@ -313,8 +307,10 @@ async def every_field_of_a_staged_task_comes_back(bench: Bench) -> None:
         "idempotency_key": "k",
         "fingerprint": "f",
     }
+    # Tasks without these four may be written in a shorter way.
     plain = {name: value for name, value in fields.items() if name not in ("eta_us", "interval_us", "group", "headers")}
     await staged(bench, row("all", **fields), row("plain", **plain | {"idempotency_key": "l"}), row("none", payload=None))
+    # Before the commit and after it.
     for _ in range(2):
         found, simple, empty = [await bench.get(id) for id in ("all", "plain", "none")]
         assert {name: getattr(found, name) for name in fields} == fields
@@ -348,6 +344,7 @@ async def find_shows_staged_tasks_to_who_asks_for_them_and_a_scan_leaves_them_ou
 
 @case(rules="§10, §6")
 async def a_key_that_is_staged_does_not_hide_an_id_that_is_there(bench: Bench) -> None:
+    # The key leads to a staged task, which would give way; the id leads to a visible one, which stays.
     await bench.do(row("there"))
     await opened(bench)
     await staged(bench, keyed("a"))
@@ -358,6 +355,7 @@ async def a_key_that_is_staged_does_not_hide_an_id_that_is_there(bench: Bench) -
 
 @case(rules="§10, §6")
 async def two_enqueues_of_a_staged_key_in_a_transaction_are_one_task(bench: Bench) -> None:
+    # The first replaces the staged task, so that the second has to find the new one.
     await opened(bench)
     await staged(bench, keyed("a"))
     first, second = await bench.do(keyed("a"), keyed("b", idempotency_key="a"))
@@ -388,7 +386,7 @@ async def a_task_may_wait_for_a_staged_one(bench: Bench) -> None:
         assert (await bench.add(f"after-{id}", after=[id])).state is State.BLOCKED
     await committed(bench)
     await aborted(bench, "never")
-    await swept(bench)
+    await bench.sweep()
     assert await bench.states("after-a", "after-b") == [State.BLOCKED, State.DEAD]
     (task,) = await bench.take(limit=5)
     await bench.ack(task)
@@ -409,6 +407,7 @@ async def an_id_that_is_staged_for_another_queue_is_refused(bench: Bench) -> Non
 
 @case(rules="§10")
 async def what_was_staged_first_comes_first(bench: Bench) -> None:
+    # Whichever run commits, and whichever run asked for the task first.
     await opened(bench, "first")
     await opened(bench)
     await staged(bench, row("a", group="g"), row("b"), run="first")
@@ -421,10 +420,10 @@ async def what_was_staged_first_comes_first(bench: Bench) -> None:
 async def staging_and_enqueueing_follow_each_other_in_one_call(bench: Bench) -> None:
     answers = await bench.call(
         (row("a"),),
-        (OpenRun(queue="default", run_id="r"),),
-        (Stage(queue="default", run_id="r", tasks=(row("a"), row("b"), row("c"))),),
+        (OPEN,),
+        (stage(row("a"), row("b"), row("c")),),
         (row("b"),),
-        (CommitRun(queue="default", run_id="r"),),
+        (COMMIT,),
         (row("c", fingerprint="other"),),
     )
     assert [type(answer) for answer in answers] == [list, list, list, list, list, DuplicateId]
@@ -434,6 +433,7 @@ async def staging_and_enqueueing_follow_each_other_in_one_call(bench: Bench) -> 
 
 @case(rules="§7,§10")
 async def the_events_of_a_commit_come_in_the_order_of_staging(bench: Bench) -> None:
+    # A driver may release plain tasks together; their events still stand in the order of staging.
     plain, grouped = {}, {"group": "g"}
     kinds: list[dict[str, Any]] = [
         grouped,
@@ -447,11 +447,11 @@ async def the_events_of_a_commit_come_in_the_order_of_staging(bench: Bench) -> N
     ]
     await bench.call(
         (OpenRun(queue="default", run_id="r", ttl_us=DAY),),
-        *[(Stage(queue="default", run_id="r", tasks=(bench.new(f"t{n}", **kind),)),) for n, kind in enumerate(kinds)],
+        *[(stage(bench.new(f"t{n}", **kind)),) for n, kind in enumerate(kinds)],
         (bench.new("before"),),
-        (CommitRun(queue="default", run_id="r"),),
+        (COMMIT,),
         (bench.new("after"),),
     )
-    await swept(bench)
+    await bench.sweep()
     told = [(e.event, e.task_id) for e in await bench.all_events()]
     assert told == [("enqueued", id) for id in ["before", *[f"t{n}" for n in range(len(kinds))], "after"]]

@@ -1,4 +1,4 @@
-"""The names on `BaseStorage` that take tasks and datetimes: enqueue, dequeue, mark_*, and reserve, ack, retry, fail."""
+"""The calls of `BaseStorage` that take tasks and datetimes: enqueue, dequeue, mark_*, reserve, ack, retry, fail."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ from omniq.testing.bench import BOOM, Bench, S, case, raises
 
 def a_task(id: str = "a", **fields: object) -> Task:
     return Task(**({"id": id, "func_path": "app:job", "args": [1, "x"], "kwargs": {"k": None}} | fields))  # pyright: ignore[reportArgumentType]
+
+
+async def dequeued(bench: Bench, id: str = "a") -> None:
+    await bench.store.enqueue(a_task(id))
+    await bench.store.dequeue(bench.clock.now)
 
 
 def success(id: str, value: object = None) -> TaskResult:
@@ -47,6 +52,7 @@ async def enqueueing_the_same_task_twice_is_safe(bench: Bench) -> None:
     assert len(await bench.all_tasks()) == 1
 
 
+# Some of these calls take no time and read the store's clock, which has to be the fake one: hence `own_clock`.
 @case(rules="10,5,§14", needs="own_clock")
 async def dequeue_gives_nothing_before_its_time(bench: Bench) -> None:
     assert await bench.store.dequeue(bench.clock.now) is None
@@ -66,8 +72,7 @@ async def dequeue_serves_every_queue(bench: Bench) -> None:
 
 @case(rules="14,§14", needs="own_clock")
 async def dequeue_takes_expired_tasks_back(bench: Bench) -> None:
-    await bench.store.enqueue(a_task())
-    await bench.store.dequeue(bench.clock.now)
+    await dequeued(bench)
     bench.advance(30)
     again = await bench.store.dequeue(bench.clock.now)
     assert again is not None
@@ -84,20 +89,14 @@ async def mark_done_stores_the_result(bench: Bench) -> None:
     await bench.store.mark_done("a", success("a", {"sum": [1, 2]}))
     result = await bench.store.get_result("a")
     assert result is not None
-    assert (result.status, result.result, result.error, result.attempts) == (
-        TaskStatus.SUCCESS,
-        {"sum": [1, 2]},
-        None,
-        1,
-    )
+    assert (result.status, result.result, result.error, result.attempts) == (TaskStatus.SUCCESS, {"sum": [1, 2]}, None, 1)
     assert (result.finished_at, result.ok) == (bench.clock.now, True)
     assert await bench.store.get_result("unknown") is None
 
 
 @case(rules="33,35,§14", needs="own_clock")
 async def mark_failed_retries_at_once_or_ends(bench: Bench) -> None:
-    await bench.store.enqueue(a_task())
-    await bench.store.dequeue(bench.clock.now)
+    await dequeued(bench)
     await bench.store.mark_failed("a", BOOM, will_retry=True)
     assert await bench.store.get_result("a") is None
     again = await bench.store.dequeue(bench.clock.now)
@@ -112,6 +111,7 @@ async def mark_failed_retries_at_once_or_ends(bench: Bench) -> None:
 
 @case(rules="25,32,§14", needs="own_clock")
 async def only_what_was_dequeued_here_can_be_marked(bench: Bench) -> None:
+    # These calls have no token: the storage object remembers those of the tasks that it dequeued.
     await bench.store.enqueue(a_task())
     await bench.take()
     for id in ("a", "unknown"):
@@ -122,8 +122,7 @@ async def only_what_was_dequeued_here_can_be_marked(bench: Bench) -> None:
 
 @case(rules="30,§14", needs="own_clock")
 async def a_task_is_marked_once(bench: Bench) -> None:
-    await bench.store.enqueue(a_task())
-    await bench.store.dequeue(bench.clock.now)
+    await dequeued(bench)
     await bench.store.mark_done("a", success("a"))
     await raises(NotActive, bench.store.mark_done("a", success("a")))
 
@@ -131,8 +130,7 @@ async def a_task_is_marked_once(bench: Bench) -> None:
 @case(rules="§14", needs="own_clock")
 async def purge_results_removes_what_ended_before(bench: Bench) -> None:
     for id in ("a", "b"):
-        await bench.store.enqueue(a_task(id))
-        await bench.store.dequeue(bench.clock.now)
+        await dequeued(bench, id)
         await bench.store.mark_done(id, success(id))
         bench.advance(10)
     assert await bench.store.purge_results(bench.clock.now - timedelta(seconds=20)) == 0
@@ -151,6 +149,7 @@ async def reschedule_moves_a_waiting_task(bench: Bench) -> None:
     assert await bench.store.dequeue(later) is not None
     await raises(NotWaiting, bench.store.reschedule("a", later))
     await raises(TaskNotFound, bench.store.reschedule("unknown", later))
+    # Without a zone it would be another moment on each machine.
     await raises(Invalid, bench.store.reschedule("a", later.replace(tzinfo=None)))
 
 

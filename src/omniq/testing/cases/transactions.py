@@ -42,6 +42,7 @@ async def a_transaction_is_all_or_nothing(bench: Bench) -> None:
 
 @case(rules="67,§1")
 async def a_refused_transaction_leaves_no_key_behind(bench: Bench) -> None:
+    # The enqueue was fine by itself, and only the operation behind it was refused.
     task = await bench.hold("a")
     await bench.refused(TokenMismatch, bench.new("b", idempotency_key="k"), on(Ack, task, token=new_token()))
     assert await bench.add("c", idempotency_key="k") == Enqueued(id="c", existed=False, state=State.READY)
@@ -61,6 +62,7 @@ async def the_other_transactions_of_a_call_go_on(bench: Bench) -> None:
 @case(rules="§1")
 async def later_transactions_see_earlier_ones(bench: Bench) -> None:
     reserve = Reserve(queues=(DEFAULT_QUEUE,), token=new_token(), limit=9)
+    # The caller makes the token, so it can end a task in the same call that leases it.
     ack = Ack(queue=DEFAULT_QUEUE, id="a", token=reserve.token)
     answers = await bench.call((bench.new("a"),), (reserve,), (ack,), (bench.new("a"),))
     assert not any(isinstance(a, Refused) for a in answers)
@@ -108,6 +110,7 @@ async def apply_blocking_is_apply_from_any_thread(bench: Bench) -> None:
 
 @case(rules="§1")
 async def apply_blocking_works_while_the_loop_is_blocked(bench: Bench) -> None:
+    # On the loop's own thread: a driver that needs the loop for its answer hangs here. Heartbeats rely on it.
     task = await bench.hold("a")
     bench.advance(10)
     (answer,) = bench.store.apply_blocking([(on(Extend, task),)], bench.now)
@@ -125,9 +128,11 @@ async def numbers_are_given_out_once(bench: Bench) -> None:
 
 @case(rules="§1")
 async def a_waiter_wakes_when_work_arrives(bench: Bench) -> None:
+    # Read before the wait begins, so that a task that comes in between is not missed.
     seen = bench.store.changes
     waiting = asyncio.create_task(bench.store.wait(queues=[DEFAULT_QUEUE], after=seen))
     await bench.add("a")
+    # A driver that misses the change fails after 30 s instead of hanging.
     await asyncio.wait_for(waiting, 30)
     assert await bench.take_ids() == ["a"]
 
@@ -158,6 +163,7 @@ async def a_repeated_enqueue_existed(bench: Bench) -> None:
 
 @case(rules="§1")
 async def a_repeated_enqueue_does_not_replace_what_it_made(bench: Bench) -> None:
+    # The first answer was lost and the task has run since. To replace it now would run it twice.
     new = bench.new("a", fingerprint="x", on_conflict="replace_finished")
     await bench.do(new)
     await bench.ack((await bench.take())[0])
@@ -166,6 +172,7 @@ async def a_repeated_enqueue_does_not_replace_what_it_made(bench: Bench) -> None
 
 @case(rules="§1")
 async def a_repeated_reserve_gives_the_same_leases(bench: Bench) -> None:
+    # Two more tasks under the token would be leased to a worker that does not know of the first two.
     await bench.enqueue("a", "b", "c")
     token = new_token()
     first = await bench.take(2, token=token)
@@ -187,10 +194,7 @@ async def a_repeated_ack_or_fail_is_answered(bench: Bench) -> None:
     a, b = await bench.take(2)
     await bench.do(on(Ack, a), on(Fail, b, error=BOOM))
     outcomes = await bench.unchanged(on(Ack, a), on(Fail, b, error=BOOM), repeat=True)
-    assert outcomes == [
-        Acked(state=State.DONE, already=True),
-        Failed(queue=DEFAULT_QUEUE, state=State.DEAD, already=True),
-    ]
+    assert outcomes == [Acked(state=State.DONE, already=True), Failed(queue=DEFAULT_QUEUE, state=State.DEAD, already=True)]
 
 
 @case(rules="§1")
@@ -209,6 +213,7 @@ async def a_repeated_retry_or_release_changes_nothing(bench: Bench) -> None:
         await bench.do(again)
         before = await bench.snapshot()
         (answer,) = await bench.call((again,), repeat=True)
+        # Nobody holds the task any more. The caller reads `NotActive` as done here, and a driver may also answer the outcome.
         assert type(answer) is NotActive or isinstance(answer, list)
         assert await bench.snapshot() == before
 

@@ -10,7 +10,7 @@ local function shown(value)
 end
 
 local function note(q, id, why)
-  run('HSET', q.o .. 'corrupt', id, NOW .. ' ' .. why)
+  call('HSET', q.o .. 'corrupt', id, NOW .. ' ' .. why)
 end
 
 local function make_dead_letter(t, why)
@@ -32,12 +32,12 @@ function machine.put_aside(q, id, why)
   store.flush()
   local key = job_key(q, id)
   local length = redis.pcall('HLEN', key)
-  for _, name in ipairs(SETS) do run('ZREM', q.base .. name, id) end
+  for _, name in ipairs(SETS) do call('ZREM', q.base .. name, id) end
   q.changed = true
   if length == 0 then
-    if not store.load(q, id) then run('ZREM', q.o .. 'tasks', id) end
+    if not store.load(q, id) then call('ZREM', q.o .. 'tasks', id) end
   elseif type(length) == 'number' and is_text(id) then
-    local v = run('HMGET', key, unpack(FIELDS, 1, KNOWN))
+    local v = call('HMGET', key, unpack(FIELDS, 1, KNOWN))
     local t = store.shape(q, id, key, v)
     if t.odd then t.state, t.stored = nil, nil end
     make_dead_letter(t, why or 'its state is ' .. shown(v[1] or nil) .. ', which is none')
@@ -45,6 +45,12 @@ function machine.put_aside(q, id, why)
     local what = type(length) == 'number' and 'its id is no text in UTF-8 without NUL' or 'its key holds no hash'
     note(q, id, what .. '; delete its key when you have read it')
     cache[slot(q, id)] = false
-    run('ZREM', q.o .. 'tasks', id)
+    call('ZREM', q.o .. 'tasks', id)
   end
+end
+
+-- The group of a job whose key may hold anything.
+function machine.gid_of(q, id)
+  local gid = redis.pcall('HGET', job_key(q, id), 'gid')
+  return type(gid) == 'string' and text(gid) or nil
 end

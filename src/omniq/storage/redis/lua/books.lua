@@ -10,7 +10,7 @@ function store.all_bases(q)
   if request.cluster then return {q and q.base} end
   if not bases then
     listed, bases = {}, {}
-    for i, name in ipairs(request.others or run('SMEMBERS', STORE .. 'queues')) do listed[name], bases[i] = true, '{' .. name .. '}:' end
+    for i, name in ipairs(request.others or call('SMEMBERS', STORE .. 'queues')) do listed[name], bases[i] = true, '{' .. name .. '}:' end
   end
   if q and not listed[q.name] then listed[q.name], bases[#bases + 1] = true, q.base end
   return bases
@@ -19,7 +19,7 @@ end
 local function exist(keys)
   spent = spent + #keys
   for i = 1, #keys, PART do
-    if run('EXISTS', unpack(keys, i, math.min(i + PART - 1, #keys))) > 0 then return true end
+    if call('EXISTS', unpack(keys, i, math.min(i + PART - 1, #keys))) > 0 then return true end
   end
   return false
 end
@@ -37,14 +37,13 @@ end
 -- The task of this id, in this queue or in the one that it moved to, or anywhere if the store has only one node.
 function store.find(q, id)
   local t = cache[slot(q, id)]
-  if t == nil and (run('EXISTS', job_key(q, id), end_key(q, id)) > 0 or store.staging(q)) then t = store.load(q, id) end
+  if t == nil and (call('EXISTS', job_key(q, id), end_key(q, id)) > 0 or store.staging(q)) then t = store.load(q, id) end
   if t and not t.gone then return t end
   if request.cluster then return nil end
-  t = homes[id]
-  if t and not t.gone then return t end
-  if absent[id] then return nil end
-  t = places[id] and store.load(queue(places[id]), id)
-  if t then return t end
+  local there = whereabouts[id]
+  if there == false then return nil end
+  if type(there) == 'string' then there = store.load(queue(there), id) end
+  if there and not there.gone then return there end
   local names = store.all_bases(q)
   for first = 1, #names, 1000 do
     local last = math.min(first + 999, #names)

@@ -37,7 +37,7 @@ end
 -- Whether a job goes with its entry in `completed`, once the contract has ended it. A task that Python enqueued does not: it has a
 -- time of its own.
 function machine.is_listed(t)
-  return t.name == '*' or t.adopted or run('HGET', t.key, 'foreign') == '1'
+  return t.name == '*' or t.adopted or call('HGET', t.key, 'foreign') == '1'
 end
 
 -- The lease is over and the result kept. With `again` the same task runs once more: the caller places it.
@@ -47,7 +47,7 @@ function machine.finish(t, state, result, token, again)
   stamp(t)
   t.ended_by = token
   set(t, 'ended_by', token or '')
-  if t.lease_token then give_up_lease(t) end
+  if t.lease_token then give_up_lease(t) end -- both fields blank: another client takes any rest of them for a held slot
   local ttl_ms = t.ttl_ms or DEFAULT_TTL_MS
   local moves = state == 'failed' and not again and t.dead_queue
   local stays = state == 'failed' and not again and not moves
@@ -71,25 +71,20 @@ function machine.finish(t, state, result, token, again)
   return ttl_ms
 end
 
--- A new task from what an enqueue says, in the queue's books but in no lane yet.
+-- A new task from what an enqueue says, in the queue's books but in no lane yet. What it says of a field counts: a task from another
+-- store has had attempts.
 function machine.make(op, seq, created, due, eta)
-  local q, fields = queue(op.queue), op.fields
+  local q = queue(op.queue)
   local t = {
-    q = q, id = op.id, key = job_key(q, op.id), changes = fields, warm = true, moved = false, foreign = false, attempt = 0,
-    timeout_ms = op.lease, gid = op.group, created_ms = number(created), due_ms = due, lock_until_ms = 0, seq = seq, name = op.name,
-    cancel = false, eta_us = eta, interval_us = op.interval_us, ttl_ms = op.ttl, dead_queue = op.dead_queue, left = 0,
-    idempotency_key = op.key, fingerprint = op.fingerprint, touched = false, deps = false,
+    q = q, id = op.id, key = job_key(q, op.id), changes = append(store.new_fields(created), op.fields), warm = true, moved = false,
+    foreign = false, attempt = 0, timeout_ms = op.lease, gid = op.group, created_ms = number(created), due_ms = due,
+    lock_until_ms = 0, seq = seq, name = op.name, cancel = false, eta_us = eta, interval_us = op.interval_us, ttl_ms = op.ttl,
+    dead_queue = op.dead_queue, left = 0, idempotency_key = op.key, fingerprint = op.fingerprint, touched = false, deps = false,
   }
-  local n = #fields
-  fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'attempt', '0', 'created_ms', created
-  fields[n + 5], fields[n + 6], fields[n + 7], fields[n + 8] = 'queued_ms', created, 'updated_ms', NOW
-  fields[n + 9], fields[n + 10], fields[n + 11], fields[n + 12] = 'due_ms', digits(due), 'failed_ms', ''
-  fields[n + 13], fields[n + 14], fields[n + 15], fields[n + 16] = 'first_started_ms', '', 'last_started_ms', ''
-  fields[n + 17], fields[n + 18], fields[n + 19] = 'completed_ms', '', 'o'
-  fields[n + 20] = store.origin(created, digits(seq), op.ttl, op.name, op.fingerprint, op.options)
+  set(t, 'due_ms', digits(due))
+  set(t, 'o', store.origin(created, digits(seq), op.ttl, op.name, op.fingerprint, op.options))
   if eta then set(t, 'eta_us', eta) end
-  cache[slot(q, op.id)], homes[op.id], absent[op.id] = t, t, nil
-  touch(t)
+  cache[slot(q, op.id)], whereabouts[op.id] = t, t
   q.enqueued = true
   return t
 end
@@ -109,7 +104,7 @@ function machine.error_of(t)
   for i = #t.changes - 1, 1, -2 do
     if t.changes[i] == 'error' then return text(t.changes[i + 1]) end
   end
-  return text(run('HGET', t.key, 'error'))
+  return text(call('HGET', t.key, 'error'))
 end
 
 function machine.stop(t, token, failure)
@@ -128,13 +123,13 @@ function machine.move_to_dead_queue(t, name)
   local old, q = t.q, queue(name)
   local limit = t.gid and lanes.group(old, t.gid).limit or 0
   store.flush()
-  run('RENAME', t.key, job_key(q, t.id))
-  run('ZREM', old.o .. 'tasks', t.id)
-  run('SET', old.o .. 'moved:' .. t.id, name, 'PX', MOVED_MS)
-  if run('EXISTS', old.o .. 'res:' .. t.id) == 1 then
-    run('RENAME', old.o .. 'res:' .. t.id, q.o .. 'res:' .. t.id)
-    run('ZREM', old.o .. 'results', t.id)
-    run('ZADD', q.o .. 'results', digits(t.expires_ms), t.id)
+  call('RENAME', t.key, job_key(q, t.id))
+  call('ZREM', old.o .. 'tasks', t.id)
+  call('SET', old.o .. 'moved:' .. t.id, name, 'PX', MOVED_MS)
+  if call('EXISTS', old.o .. 'res:' .. t.id) == 1 then
+    call('RENAME', old.o .. 'res:' .. t.id, q.o .. 'res:' .. t.id)
+    call('ZREM', old.o .. 'results', t.id)
+    call('ZADD', q.o .. 'results', digits(t.expires_ms), t.id)
   end
   cache[slot(old, t.id)] = false
   cache[slot(q, t.id)] = t
@@ -163,7 +158,7 @@ local function split(entry)
 end
 
 function machine.block(blocker, t)
-  run('ZADD', deps_key(blocker.q, blocker.id), digits(t.seq), member(t))
+  call('ZADD', deps_key(blocker.q, blocker.id), digits(t.seq), member(t))
   if not blocker.deps then
     blocker.deps = true
     if blocker.state == 'staged' then store.save_staged(blocker) else set(blocker, 'deps', '1') end
@@ -182,27 +177,27 @@ end
 
 function machine.forget_blockers(t)
   if not t.edges then return end
-  for _, edge in ipairs(machine.edges_of(t) or {}) do run('ZREM', deps_key(queue(edge[2]), edge[1]), member(t)) end
+  for _, edge in ipairs(machine.edges_of(t) or {}) do call('ZREM', deps_key(queue(edge[2]), edge[1]), member(t)) end
   clear(t, 'edges')
 end
 
 -- Who still waits for this task; who does not any more is forgotten on the way.
 local function dependents(q, id, limit)
   local found = {}
-  for _, entry in ipairs(run('ZRANGE', deps_key(q, id), 0, limit - 1)) do
+  for _, entry in ipairs(call('ZRANGE', deps_key(q, id), 0, limit - 1)) do
     local other, dependent = split(entry)
     local t = store.load(other, dependent)
     if t and t.state == 'blocked' then
       found[#found + 1] = t
     else
-      run('ZREM', deps_key(q, id), entry)
+      call('ZREM', deps_key(q, id), entry)
     end
   end
   return found
 end
 
 function machine.let_go(q, id, t)
-  run('ZREM', deps_key(q, id), member(t))
+  call('ZREM', deps_key(q, id), member(t))
   t.left = t.left - 1
   set(t, 'left', digits(t.left))
   if t.left > 0 then return end
@@ -216,7 +211,7 @@ end
 function machine.free(q, id)
   local freed = dependents(q, id, CASCADE_LIMIT)
   for _, t in ipairs(freed) do machine.let_go(q, id, t) end
-  if #freed == CASCADE_LIMIT then run('HSET', q.o .. 'deferred', id, '0') end
+  if #freed == CASCADE_LIMIT then call('HSET', q.o .. 'deferred', id, '0') end
   return #freed
 end
 
@@ -246,7 +241,7 @@ function machine.cascade(dead)
       if t.deps then places[#places + 1] = {t.q, t.id} end
     end
     budget = budget - #behind
-    if budget <= 0 then run('HSET', q.o .. 'deferred', id, '1') end
+    if budget <= 0 then call('HSET', q.o .. 'deferred', id, '1') end
     i = i + 1
   end
   -- in the order in which they were enqueued, however they hang together

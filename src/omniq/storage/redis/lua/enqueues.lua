@@ -1,12 +1,20 @@
 --[[
-New tasks of one shape, in few commands. `runs.lua` tells what is plain.
+New tasks of one shape, in few commands. `plain.lua` tells what is plain. Where an id is known, that row takes the long way.
 ]]
 
 local SOME = 1000 -- rows that are looked up together
 
+-- The fields of a new job, beside its id and payload, `o`, those of its shape and those that only some tasks have. `created` may
+-- lie before now: that of a task of a run is the commit, that of a task from another store what it was there.
+function store.new_fields(created)
+  return {
+    'state', 'wait', 'attempt', '0', 'created_ms', created, 'queued_ms', created, 'updated_ms', NOW,
+    'first_started_ms', '', 'last_started_ms', '', 'completed_ms', '', 'failed_ms', '',
+  }
+end
+
 local function expand(op, i)
-  local fields = {'id', op.rows[i], 'payload', op.rows[i + 1]}
-  for _, value in ipairs(op.fields) do fields[#fields + 1] = value end
+  local fields = append({'id', op.rows[i], 'payload', op.rows[i + 1]}, op.fields)
   return {
     kind = 'enqueue', queue = op.queue, id = op.rows[i], name = op.name, fields = fields, lease = op.lease, ttl = op.ttl,
     fingerprint = op.rows[i + 2], on_conflict = op.on_conflict, options = op.options,
@@ -19,11 +27,12 @@ local function insert(q, op, common, i)
   q.enqueued, q.changed, ready_queues[q.name] = true, true, true
   local id, payload, seq = op.rows[i], op.rows[i + 1], digits(next_seq(q))
   local origin = store.origin(NOW, seq, op.ttl, op.name, op.rows[i + 2], op.options)
-  run('HSET', q.job .. id, 'id', id, 'payload', payload, 'o', origin, unpack(common))
+  call('HSET', q.job .. id, 'id', id, 'payload', payload, 'o', origin, unpack(common))
   lanes.push(q.base .. 'wait', id)
   add(q, 'idx:wait', NOW, id)
   add(q, 'o:tasks', seq, id)
-  cache[slot(q, id)], q.ahead[id], absent[id] = nil, true, nil
+  cache[slot(q, id)], q.ahead[id] = nil, true
+  if whereabouts[id] == false then whereabouts[id] = nil end
   if request.events then
     local data = '{"payload_bytes":' .. TEXT[op.empty and 0 or #payload] .. '}'
     log.add(q, 'enqueued', id, op.name, false, 0, false, now, now, CODE.wait, data)
@@ -40,7 +49,7 @@ local function all_staged(names)
     for i, base in ipairs(names) do keys[i] = base .. 'o:staged' end
     if exist(keys) then
       for _, key in ipairs(keys) do
-        if run('EXISTS', key) == 1 then staging[#staging + 1] = key end
+        if call('EXISTS', key) == 1 then staging[#staging + 1] = key end
       end
     end
   end
@@ -51,13 +60,13 @@ end
 function store.all_new(q, ids)
   local names, own, keys, seen, unsure, n = store.all_bases(q), {q.base}, {}, {}, ids, 0
   for _, id in ipairs(ids) do
-    if seen[id] or homes[id] then return false end
+    if seen[id] or type(whereabouts[id]) == 'table' then return false end
     seen[id] = true
   end
-  if next(absent) then
+  if next(whereabouts) then
     unsure = {}
     for _, id in ipairs(ids) do
-      if not absent[id] then unsure[#unsure + 1] = id end
+      if whereabouts[id] ~= false then unsure[#unsure + 1] = id end
     end
   end
   local many = 2 * #unsure * #names > LOOKUPS
@@ -66,8 +75,8 @@ function store.all_new(q, ids)
     store.look(unsure)
   end
   for _, id in ipairs(ids) do
-    if many and not absent[id] then return false end
-    local asked = absent[id] and own or names
+    if many and whereabouts[id] ~= false then return false end
+    local asked = whereabouts[id] == false and own or names
     for i = 1, #asked do
       keys[n + 1], keys[n + 2] = asked[i] .. 'job:' .. id, asked[i] .. 'o:end:' .. id
       n = n + 2
@@ -77,7 +86,7 @@ function store.all_new(q, ids)
   for _, key in ipairs(#unsure > 0 and not many and all_staged(names) or {}) do
     for i = 1, #ids, PART do
       local last = math.min(i + PART - 1, #ids)
-      local found = run('HMGET', key, unpack(ids, i, last))
+      local found = call('HMGET', key, unpack(ids, i, last))
       for n = 1, last - i + 1 do
         if found[n] then return false end
       end
@@ -87,7 +96,7 @@ function store.all_new(q, ids)
 end
 
 local function is_known(q, id)
-  return homes[id] or store.find(q, id) or store.occupied[slot(q, id)]
+  return type(whereabouts[id]) == 'table' or store.find(q, id) or store.occupied[slot(q, id)]
 end
 
 -- Rows from one number to another, each a transaction of its own.
@@ -127,13 +136,9 @@ end
 
 -- Tasks that differ in id, payload and fingerprint only, which `rows` holds. Together they are one transaction, or each is one.
 -- Of those, a call answers only for as many as its budget allows: the caller sends the others anew.
-function runs.enqueues(op)
+function alike.enqueues(op)
   local q, answers, rows = queue(op.queue), {}, op.rows
-  local common = {
-    'state', 'wait', 'attempt', '0', 'created_ms', NOW, 'queued_ms', NOW, 'updated_ms', NOW,
-    'first_started_ms', '', 'last_started_ms', '', 'completed_ms', '', 'failed_ms', '',
-  }
-  for _, value in ipairs(op.fields) do common[#common + 1] = value end
+  local common = append(store.new_fields(NOW), op.fields)
   if op.together then return publish_together(q, op, common) end
   for from = 1, #rows, 3 * SOME do
     if from > 1 and spent > BUDGET then break end

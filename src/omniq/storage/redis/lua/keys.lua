@@ -45,26 +45,26 @@ Ours alone; other clients work without them:
   {omniq.store}:queues, :workers, :ids, :info   set, hash, string, hash    what belongs to no queue
 ]]
 
-local COMPLETED_KEEP = 100
-local CASCADE_LIMIT = 1000
-local PROMOTE_LIMIT = 1000
+local COMPLETED_KEEP = 100 -- all clients of the contract trim to this, so another number would not last
+local CASCADE_LIMIT = 1000 -- dependents of one transaction, as the driver contract says
+local PROMOTE_LIMIT = 1000 -- the same of tasks that fall due: the server serves nobody else meanwhile
 local DEFAULT_LEASE_MS = 60000 -- what a stored timeout of nothing means
 local DEFAULT_TTL_MS = 86400000
 local GRACE_MS = 3600000 -- results outlive their time by this much if nobody purges
-local MOVED_MS = 86400000
+local MOVED_MS = 86400000 -- how long a task that went to its dead queue is found under its old one
 local MAX_MS = 9999999999999 -- the year 2286
 local MAX_WHOLE = 2 ^ 53 -- a larger number is not exact, and comes out of `digits` as another one
-local PART = 4000 -- arguments of one variadic command
+local PART = 4000 -- arguments of one variadic command: Lua's `unpack` gives up at some 8,000
 local BUDGET = 50000 -- keys that a call looks up in other queues before it leaves its next transactions to another call
 local LOOKUPS = 30000 -- more of them at once, and the books of the queues are asked instead
 local PER_MS = 2048 -- numbers of tasks, and turns of groups, that fit into one millisecond
 local STORE = '{omniq.store}:'
 
 request = request or cmsgpack.unpack(ARGV[1])
-local run = redis.call
+local call = redis.call
 local now = request.now
 if not now then
-  local time = run('TIME')
+  local time = call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
@@ -127,8 +127,13 @@ end
 
 local function in_parts(command, key, list)
   for i = 1, #list, PART do
-    run(command, key, unpack(list, i, math.min(i + PART - 1, #list)))
+    call(command, key, unpack(list, i, math.min(i + PART - 1, #list)))
   end
+end
+
+local function append(list, values)
+  for _, value in ipairs(values) do list[#list + 1] = value end
+  return list
 end
 
 local queues = {}
@@ -148,7 +153,7 @@ end
 
 local function meta(q)
   if not q.seq then
-    local found = run('HMGET', q.o .. 'meta', 'seq', 'events', 'turn')
+    local found = call('HMGET', q.o .. 'meta', 'seq', 'events', 'turn')
     q.seq, q.last_event, q.turn = number(found[1]), number(found[2]), number(found[3])
   end
   return q

@@ -35,10 +35,11 @@ function lanes.group(q, gid)
   local g = groups[name]
   if not g then
     local base = q.base .. 'g:' .. gid
-    local found = run('MGET', base .. ':limit', base .. ':inflight', q.o .. 'rest:' .. gid)
+    local found = call('MGET', base .. ':limit', base .. ':inflight', q.o .. 'rest:' .. gid)
     g = {q = q, gid = gid, base = base, limit = number(found[1]), inflight = math.max(number(found[2]), 0), rests = found[3]}
-    g.ready = run('LLEN', base .. ':wait') + #(pending[base .. ':wait'] or {})
-    g.open = run('ZSCORE', q.base .. 'groups:ready', gid) and true or false
+    -- read anew in each call: other clients push, pop and release too
+    g.ready = call('LLEN', base .. ':wait') + #(pending[base .. ':wait'] or {})
+    g.open = call('ZSCORE', q.base .. 'groups:ready', gid) and true or false
     g.was_open, g.was_inflight = g.open, g.inflight
     groups[name] = g
   end
@@ -63,18 +64,19 @@ end
 
 function lanes.write(g)
   local ready = g.q.base .. 'groups:ready'
-  if g.rests then run('DEL', g.q.o .. 'rest:' .. g.gid) end
+  if g.rests then call('DEL', g.q.o .. 'rest:' .. g.gid) end
   g.rests = nil
   if g.open and g.score then
-    run('ZADD', ready, string.format('%.17g', g.score), g.gid)
+    call('ZADD', ready, string.format('%.17g', g.score), g.gid)
     g.q.changed = true
   elseif g.was_open and not g.open then
-    run('ZREM', ready, g.gid)
+    call('ZREM', ready, g.gid)
     g.q.changed = true
   end
   g.score, g.was_open = nil, g.open
   if g.inflight ~= g.was_inflight then
-    if g.inflight > 0 then run('SET', g.base .. ':inflight', g.inflight) else run('DEL', g.base .. ':inflight') end
+    -- an absent number reads as 0 everywhere, and groups come by the thousand
+    if g.inflight > 0 then call('SET', g.base .. ':inflight', g.inflight) else call('DEL', g.base .. ':inflight') end
     g.was_inflight = g.inflight
   end
   g.changed = false
@@ -91,7 +93,7 @@ end
 
 function lanes.set_limit(g, limit)
   g.limit = limit
-  run('SET', g.base .. ':limit', limit)
+  call('SET', g.base .. ':limit', limit)
   g.q.lanes[g.gid] = true
   lanes.look(g)
 end
@@ -101,7 +103,7 @@ function lanes.leave(t)
   local g = t.gid and lanes.group(t.q, t.gid) -- before the lane changes: it counts the lane
   if t.state == 'wait' then
     push_pending(lane_key(t))
-    run('LREM', lane_key(t), 1, t.id)
+    call('LREM', lane_key(t), 1, t.id)
     if g then g.ready, t.q.grouped = math.max(g.ready - 1, 0), t.q.grouped - 1 end
   elseif t.state == 'active' and g then
     g.inflight = math.max(g.inflight - 1, 0)
@@ -113,7 +115,7 @@ local function enter(t, at_head)
   if t.state == 'wait' then
     local key = lane_key(t)
     if at_head then
-      run('LPUSH', key, t.id)
+      call('LPUSH', key, t.id)
     else
       lanes.push(key, t.id)
     end
@@ -148,13 +150,13 @@ function lanes.take(t)
 end
 
 function lanes.grouped(q)
-  if has_groups[q.name] == nil then has_groups[q.name] = run('EXISTS', q.base .. 'has_groups') == 1 end
+  if has_groups[q.name] == nil then has_groups[q.name] = call('EXISTS', q.base .. 'has_groups') == 1 end
   return has_groups[q.name]
 end
 
 function lanes.mark_grouped(q, gid)
   if not lanes.grouped(q) then
-    run('SET', q.base .. 'has_groups', '1')
+    call('SET', q.base .. 'has_groups', '1')
     has_groups[q.name] = true
   end
   q.lanes[gid] = true
@@ -181,7 +183,7 @@ function log.write(q)
   meta(q)
   q.last_event = q.last_event + #q.events / 10
   q.changed_meta = true
-  run('XADD', q.o .. 'events', digits(q.last_event) .. '-0', 'e', cmsgpack.pack({now, q.events}))
+  call('XADD', q.o .. 'events', digits(q.last_event) .. '-0', 'e', cmsgpack.pack({now, q.events}))
 end
 
 -- `{"a":1}` and more: the pieces are JSON already.

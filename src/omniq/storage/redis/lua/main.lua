@@ -8,9 +8,9 @@ end
 
 function alone.beat(op)
   if op.gone then
-    run('HDEL', STORE .. 'workers', op.worker)
+    call('HDEL', STORE .. 'workers', op.worker)
   else
-    run('HSET', STORE .. 'workers', op.worker, NOW .. ' ' .. op.info)
+    call('HSET', STORE .. 'workers', op.worker, NOW .. ' ' .. op.info)
   end
   return {}
 end
@@ -31,13 +31,13 @@ local ALONE = {
   commitrun = 'staging', abortrun = 'staging',
 }
 local UPKEEP = {
-  promote = 'upkeep', limit = 'upkeep', bury = 'upkeep', sweep = 'upkeep', purge = 'upkeep', forget = 'upkeep', check = 'upkeep',
-  restore = 'restore', restore_events = 'restore',
+  promote = 'sweeping', limit = 'sweeping', bury = 'sweeping', sweep = 'sweeping', purge = 'purging', forget = 'purging',
+  check = 'checking', restore = 'restore', restore_events = 'restore',
 }
 
 function machine.transaction(ops)
   local first = ops[1]
-  if runs[first.kind] then return runs[first.kind](first) end
+  if alike[first.kind] then return alike[first.kind](first) end
   if UPKEEP[first.kind] then
     need('books')
     need('operations')
@@ -48,8 +48,8 @@ function machine.transaction(ops)
   if ALONE[first.kind] then
     if ALONE[first.kind] == 'staging' then need('books') end
     if ALONE[first.kind] ~= true then need(ALONE[first.kind]) end
-    local answer, refused = alone[first.kind](first)
-    if refused then return {refused, 1} end
+    local answer, refused, detail = alone[first.kind](first)
+    if refused then return {refused, 1, detail} end
     return {answer}
   end
   need('operations')
@@ -58,7 +58,8 @@ function machine.transaction(ops)
   for i, op in ipairs(ops) do
     local known = check[op.kind](op)
     if known and known.refused then
-      if not (request.again and known.refused == 'NotActive') then return {known.refused, i} end
+      local kind, of, more = unpack(known.refused)
+      if not (request.again and kind == 'NotActive') then return {kind, i, of, more} end
       known = {outcome = {'before'}} -- it was carried out, and its answer got lost
     end
     if op.kind == 'enqueue' and op.key then
@@ -84,14 +85,14 @@ end
 
 local function write_stats(q)
   local stats, base = q.base .. 'stats', q.base
-  local ungrouped = run('LLEN', base .. 'wait')
-  local grouped = math.max(number(run('HGET', stats, 'group_waiting')) + q.grouped, 0)
+  local ungrouped = call('LLEN', base .. 'wait')
+  local grouped = math.max(number(call('HGET', stats, 'group_waiting')) + q.grouped, 0)
   local moment = NOW
   local values = {
     'waiting', ungrouped, 'group_waiting', grouped, 'waiting_total', ungrouped + grouped,
-    'active', run('ZCARD', base .. 'active'), 'delayed', run('ZCARD', base .. 'delayed'),
-    'failed', run('LLEN', base .. 'failed'), 'completed_kept', run('LLEN', base .. 'completed'),
-    'groups_ready', run('ZCARD', base .. 'groups:ready'), 'last_activity_ms', moment,
+    'active', call('ZCARD', base .. 'active'), 'delayed', call('ZCARD', base .. 'delayed'),
+    'failed', call('LLEN', base .. 'failed'), 'completed_kept', call('LLEN', base .. 'completed'),
+    'groups_ready', call('ZCARD', base .. 'groups:ready'), 'last_activity_ms', moment,
   }
   for field, happened in pairs({last_enqueue_ms = q.enqueued, last_reserve_ms = q.reserved, last_finish_ms = q.finished}) do
     if happened then
@@ -99,8 +100,9 @@ local function write_stats(q)
       values[#values + 1] = moment
     end
   end
-  local is_new = run('HSET', stats, unpack(values)) > 8
-  if is_new and not request.cluster then run('SADD', STORE .. 'queues', q.name) end
+  -- other clients find queues by this hash; nine new fields and more: it was not there
+  local is_new = call('HSET', stats, unpack(values)) > 8
+  if is_new and not request.cluster then call('SADD', STORE .. 'queues', q.name) end
 end
 
 local function write_queue(q)
@@ -113,7 +115,7 @@ local function write_queue(q)
   if q.changed then write_stats(q) end
   log.write(q)
   if q.changed_meta then
-    run('HSET', q.o .. 'meta', 'seq', digits(q.seq), 'events', digits(q.last_event), 'turn', string.format('%.17g', q.turn))
+    call('HSET', q.o .. 'meta', 'seq', digits(q.seq), 'events', digits(q.last_event), 'turn', string.format('%.17g', q.turn))
   end
 end
 
@@ -122,14 +124,14 @@ local function tell()
   local names = {}
   for name in pairs(ready_queues) do names[#names + 1] = name end
   if #names == 0 and #ended_tasks == 0 then return names end
-  local many = #ended_tasks > 1000
-  run('PUBLISH', STORE .. 'wake', cmsgpack.pack({names, many and {} or ended_tasks, many}))
+  local many = #ended_tasks > 1000 -- a message goes to all processes: then it only says that they should look
+  call('PUBLISH', STORE .. 'wake', cmsgpack.pack({names, many and {} or ended_tasks, many}))
   return names
 end
 
 -- A server that is full refuses the first write of a script if that needs memory, and none that comes after another write. So a
 -- call that ends or extends what is there begins with one that changes nothing.
-if request.full then run('DEL', KEYS[1]) end
+if request.full then call('DEL', KEYS[1]) end
 
 local ids = 0 -- that this call will look up
 for _, ops in ipairs(request.transactions) do
@@ -144,13 +146,14 @@ for _, ops in ipairs(request.transactions) do
   end
 end
 if ids > 0 then need('books') end
+-- Three keys per id and queue; from `LOOKUPS` on, the books of all queues are asked first, and once.
 if ids > 1 and not request.cluster and 3 * ids * #store.all_bases() > LOOKUPS then
   need('many')
   store.foresee()
 end
 local answers = {}
 for i, ops in ipairs(request.transactions) do
-  if i > 1 and spent > BUDGET then break end -- the caller sends the others anew
+  if i > 1 and spent > BUDGET then break end -- the caller sends the others anew; one at least, or it would never end
   answers[i] = machine.transaction(ops)
 end
 store.flush()

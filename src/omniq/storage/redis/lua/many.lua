@@ -2,31 +2,33 @@
 Many ids at once on a store of many queues: the books of the queues are asked, instead of a key per id and queue.
 ]]
 
--- Finds out in the books of all queues which of many ids are in none. What others publish is there once `sweep` has met it.
+-- Finds out in the books of all queues where each of many ids is. What others publish is there once `sweep` has met it.
 function store.look(ids)
   store.flush()
   local wanted = {}
-  for _, id in ipairs(ids) do wanted[id] = true end
+  for _, id in ipairs(ids) do wanted[id] = false end
   for _, base in ipairs(store.all_bases()) do
     local books, found = base .. 'o:tasks', {}
-    local size = run('ZCARD', books)
+    local size = call('ZCARD', books)
     if size > 0 and size <= 2 * #ids then
-      found = run('ZRANGE', books, 0, -1)
+      found = call('ZRANGE', books, 0, -1)
     elseif size > 0 then
       for i = 1, #ids, PART do
         local last = math.min(i + PART - 1, #ids)
-        local scores = run('ZMSCORE', books, unpack(ids, i, last))
+        local scores = call('ZMSCORE', books, unpack(ids, i, last))
         for n = i, last do
           if scores[n - i + 1] then found[#found + 1] = ids[n] end
         end
       end
     end
     for _, id in ipairs(found) do
-      if wanted[id] then wanted[id], places[id] = nil, string.sub(base, 2, -3) end
+      if wanted[id] == false then wanted[id] = string.sub(base, 2, -3) end
     end
     spent = spent + 1 + math.min(size, #ids) / 10
   end
-  for id in pairs(wanted) do absent[id] = true end
+  for id, place in pairs(wanted) do
+    if type(whereabouts[id]) ~= 'table' then whereabouts[id] = place end
+  end
 end
 
 -- What the tasks of this call will ask one by one: whether their ids, and those that they wait for, are known.

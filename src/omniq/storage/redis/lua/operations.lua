@@ -3,7 +3,9 @@ The operations. Every one has two halves: `check` only reads, and answers with a
 cannot be refused. A transaction checks all of its operations and then writes them all, so nothing ever has to be undone.
 ]]
 
-local function refuse(kind) return {refused = kind} end
+-- A refusal names the task as it stands, or whose key it is, for the words that Python finds.
+local function refuse(kind, ...) return {refused = {kind, ...}} end
+local function refuse_as(kind, t) return refuse(kind, CODE[t.state], t.attempt) end
 local function outcome(...) return {outcome = {...}} end
 
 -- -- checks ----------------------------------------------------------------------------------------
@@ -15,7 +17,7 @@ local function known_key(op)
   local first = store.find(q, key.id)
   if first and first.state == 'staged' then return first end
   if key.expires_ms <= now and (not first or FINAL[first.state]) then return nil end
-  if key.fingerprint ~= op.fingerprint then return refuse('IdempotencyConflict') end
+  if key.fingerprint ~= op.fingerprint then return refuse('IdempotencyConflict', key.id) end
   return outcome(key.id, 1, first and CODE[first.state] or CODE.completed)
 end
 
@@ -57,7 +59,7 @@ end
 local function held(op)
   local t = of(op)
   if not t then return refuse('TaskNotFound') end
-  if t.state ~= 'active' then return already(op, t) or refuse('NotActive') end
+  if t.state ~= 'active' then return already(op, t) or refuse_as('NotActive', t) end
   if t.stored == 'active' and not store.leased(t.q, {t.id})[1] then return refuse('NotActive') end
   if not op.late and t.lock_until_ms <= now then return refuse('LeaseExpired') end
   if t.lease_token ~= op.token then return refuse('TokenMismatch') end
@@ -68,7 +70,7 @@ end
 local function lost(op)
   local t = of(op)
   if not t then return refuse('TaskNotFound') end
-  if t.state ~= 'active' then return refuse('NotActive') end
+  if t.state ~= 'active' then return refuse_as('NotActive', t) end
   if t.lease_token ~= op.token then return refuse('TokenMismatch') end
   if op.lost == 'expired' and t.lock_until_ms > now then
     local score = store.leased(t.q, {t.id})[1] -- by which every client reaps, whatever the task's own field says
@@ -90,9 +92,9 @@ function check.cancel(op)
   local t = of(op)
   if not t then return refuse('TaskNotFound') end
   if FINAL[t.state] then return outcome(CODE[t.state]) end
-  if t.state == 'staged' then return refuse('NotWaiting') end
+  if t.state == 'staged' then return refuse_as('NotWaiting', t) end
   if op.token then
-    if t.state ~= 'active' then return refuse('NotActive') end
+    if t.state ~= 'active' then return refuse_as('NotActive', t) end
     if t.lease_token ~= op.token then return refuse('TokenMismatch') end
   end
   return t
@@ -101,22 +103,22 @@ end
 function check.reschedule(op)
   local t = of(op)
   if not t then return refuse('TaskNotFound') end
-  if not WAITING[t.state] then return refuse('NotWaiting') end
+  if not WAITING[t.state] then return refuse_as('NotWaiting', t) end
   return t
 end
 
 function check.requeue(op)
   local t = of(op)
   if not t then return refuse('TaskNotFound') end
-  if t.state ~= 'failed' then return refuse('NotDead') end
+  if t.state ~= 'failed' then return refuse_as('NotDead', t) end
   return t
 end
 
 function check.remove(op)
   local t = of(op)
   if not t then return refuse('TaskNotFound') end
-  if t.state == 'active' or t.state == 'staged' then return refuse('NotWaiting') end
-  if op.if_state and CODE[t.state] ~= op.if_state then return refuse('NotWaiting') end
+  if t.state == 'active' or t.state == 'staged' then return refuse_as('NotWaiting', t) end
+  if op.if_state and CODE[t.state] ~= op.if_state then return refuse_as('NotWaiting', t) end
   return t
 end
 
@@ -306,24 +308,25 @@ end
 
 -- -- anybody -----------------------------------------------------------------------------------------
 
+-- The holder hears of it with its next beat, and ends the run by itself.
+local function ask_to_stop(t)
+  if not t.cancel then
+    t.cancel = true
+    set(t, 'cancel', '1')
+    stamp(t)
+  end
+  return {CODE.active}
+end
+
 function write.cancel(op, t)
   if FINAL[t.state] then return {CODE[t.state]} end -- it fell with a blocker that ended in this very transaction
-  if t.state == 'active' and not op.token and not op.lost then -- a lease that others damaged is lost without a token
-    if not t.cancel then
-      t.cancel = true
-      set(t, 'cancel', '1')
-      stamp(t)
-    end
-    return {CODE.active}
-  end
-  local failure = op.error
-  if failure then
-    set(t, 'error', failure)
+  local by_holder = op.token or op.lost -- or by the reaper: a lease that others damaged is lost without a token
+  if t.state == 'active' and not by_holder then return ask_to_stop(t) end
+  if op.error then
+    set(t, 'error', op.error)
     set(t, 'last_error', op.words)
-  else
-    failure = machine.error_of(t)
   end
-  machine.stop(t, op.token, failure)
+  machine.stop(t, op.token, op.error or machine.error_of(t))
   return {CODE.cancelled}
 end
 
@@ -344,7 +347,7 @@ end
 function write.requeue(op, t)
   local q, due = t.q, op.eta or now + (op.delay or 0)
   store.flush()
-  run('LREM', q.base .. 'failed', 1, t.id)
+  call('LREM', q.base .. 'failed', 1, t.id)
   store.delete_result(t)
   t.eta_us = op.eta_us or ((op.delay or 0) > 0 and digits(due) .. '000') or nil
   set(t, 'eta_us', t.eta_us or '')

@@ -10,7 +10,7 @@ function machine.promote(q, limit)
   if promoted[q.name] then return 0 end
   promoted[q.name] = limit == PROMOTE_LIMIT
   store.flush()
-  local found = run('ZRANGEBYSCORE', q.base .. 'delayed', '-inf', NOW, 'WITHSCORES', 'LIMIT', 0, limit)
+  local found = call('ZRANGEBYSCORE', q.base .. 'delayed', '-inf', NOW, 'WITHSCORES', 'LIMIT', 0, limit)
   if #found == 0 then return 0 end
   local due = {}
   for i = 1, #found, 2 do
@@ -18,8 +18,8 @@ function machine.promote(q, limit)
     if t and t.state == 'delayed' and is_text(found[i]) then
       due[#due + 1] = {tonumber(found[i + 1]), t.seq, i, t}
     else
-      run('ZREM', q.base .. 'delayed', found[i])
-      run('ZREM', q.base .. 'idx:delayed', found[i])
+      call('ZREM', q.base .. 'delayed', found[i])
+      call('ZREM', q.base .. 'idx:delayed', found[i])
       q.changed = true
       if not t or t.odd or t.state == 'delayed' then machine.unreadable(q, found[i]) end
     end
@@ -58,7 +58,7 @@ local function lease(q, id, op, tasks)
     tasks[#tasks + 1] = {q.name, values}
     return true
   end
-  values = run('HMGET', q.job .. id, unpack(FIELDS))
+  values = call('HMGET', q.job .. id, unpack(FIELDS))
   local t = store.shape(q, id, job_key(q, id), values)
   values[ID] = id -- whatever the hash says: under this name it is ended
   if t.foreign then store.adopt(t) end
@@ -91,7 +91,7 @@ end
 local function take_ungrouped(q, limit, op, tasks)
   local taken = 0
   while taken < limit do
-    local ids = run('LPOP', q.base .. 'wait', limit - taken)
+    local ids = call('LPOP', q.base .. 'wait', limit - taken) -- some may turn out to be no tasks: then it takes more
     if not ids then break end
     for _, id in ipairs(ids) do
       if lease(q, id, op, tasks) then taken = taken + 1 end
@@ -100,17 +100,18 @@ local function take_ungrouped(q, limit, op, tasks)
   return taken
 end
 
--- One task of the group that has been ready longest.
+-- One task of the group that has been ready longest. Other clients look at limits and lanes only when they pop a group, and they
+-- may have left one there that is full or empty.
 local function take_grouped(q, op, tasks)
   while true do
-    local gid = run('ZRANGE', q.base .. 'groups:ready', 0, 0)[1]
+    local gid = call('ZRANGE', q.base .. 'groups:ready', 0, 0)[1]
     if not gid then return 0 end
     local g = lanes.group(q, gid)
     q.lanes[gid] = true
-    local id = g.inflight < math.max(g.limit, 1) and run('LPOP', g.base .. ':wait')
+    local id = g.inflight < math.max(g.limit, 1) and call('LPOP', g.base .. ':wait')
     if not id then -- full or empty: it comes back with its next release or task
-      run('ZREM', q.base .. 'groups:ready', gid)
-      g.ready = run('LLEN', g.base .. ':wait')
+      call('ZREM', q.base .. 'groups:ready', gid)
+      g.ready = call('LLEN', g.base .. ':wait')
       g.open, g.was_open, g.score = false, false, nil
     else
       local t = lease(q, id, op, tasks)
@@ -125,8 +126,9 @@ local function take_grouped(q, op, tasks)
   end
 end
 
+-- Queues that never had a group take many tasks by one command.
 local function grant(q, limit, op, tasks)
-  local stored = number(run('GET', q.base .. 'lane:rr'))
+  local stored = number(call('GET', q.base .. 'lane:rr')) -- flipped by each grant, as every client does: all share the turns
   local turn = stored == 0 and 0 or 1
   local before, taken = stored, 0
   if not lanes.grouped(q) then
@@ -143,7 +145,7 @@ local function grant(q, limit, op, tasks)
       taken, turn = taken + 1, 1 - turn
     end
   end
-  if turn ~= before then run('SET', q.base .. 'lane:rr', digits(turn)) end
+  if turn ~= before then call('SET', q.base .. 'lane:rr', digits(turn)) end
   if taken > 0 then q.reserved = true end
   return taken
 end
@@ -153,9 +155,9 @@ local function held_under(op)
   local tasks = {}
   for _, name in ipairs(op.queues) do
     local q = queue(name)
-    for _, id in ipairs(run('ZRANGE', q.base .. 'active', 0, -1)) do
+    for _, id in ipairs(call('ZRANGE', q.base .. 'active', 0, -1)) do
       if redis.pcall('HGET', job_key(q, id), 'lease_token') == op.token then
-        tasks[#tasks + 1] = {name, run('HMGET', job_key(q, id), unpack(FIELDS))}
+        tasks[#tasks + 1] = {name, call('HMGET', job_key(q, id), unpack(FIELDS))}
       end
     end
   end
@@ -172,7 +174,7 @@ function machine.reserve(op)
   local tasks, paused, left, next_at = {}, {}, op.limit, -1
   for _, name in ipairs(op.queues) do
     local q = queue(name)
-    if run('EXISTS', q.base .. 'paused') == 1 then
+    if call('EXISTS', q.base .. 'paused') == 1 then
       paused[#paused + 1] = name
     elseif left > 0 then
       machine.promote(q, PROMOTE_LIMIT)
@@ -183,7 +185,7 @@ function machine.reserve(op)
   store.flush()
   for _, name in ipairs(op.queues) do
     for _, set_name in ipairs({'delayed', 'active'}) do
-      local first = run('ZRANGE', queue(name).base .. set_name, 0, 0, 'WITHSCORES')[2]
+      local first = call('ZRANGE', queue(name).base .. set_name, 0, 0, 'WITHSCORES')[2]
       if first and (next_at < 0 or tonumber(first) < next_at) then next_at = tonumber(first) end
     end
   end

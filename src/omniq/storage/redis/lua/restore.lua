@@ -28,7 +28,7 @@ local function block(t, waiting, dead)
       edges[#edges + 1] = {blocker.id, blocker.q.name}
     end
   end
-  for _, blocker in ipairs(dead) do run('HSET', blocker.q.o .. 'deferred', blocker.id, '1') end
+  for _, blocker in ipairs(dead) do call('HSET', blocker.q.o .. 'deferred', blocker.id, '1') end
   set(t, 'edges', cjson.encode(edges))
   set(t, 'left', digits(#edges))
 end
@@ -36,11 +36,11 @@ end
 local function restore_result(t, state, op)
   local key = t.q.o .. 'res:' .. t.id
   if state == 'failed' then
-    run('SET', key, op.result)
+    call('SET', key, op.result)
     return
   end
-  run('SET', key, op.result, 'PX', digits(math.max(op.result_until - now, 0) + GRACE_MS))
-  if not FINAL[state] then run('ZADD', t.q.o .. 'results', digits(op.result_until), t.id) end
+  call('SET', key, op.result, 'PX', digits(math.max(op.result_until - now, 0) + GRACE_MS))
+  if not FINAL[state] then call('ZADD', t.q.o .. 'results', digits(op.result_until), t.id) end
 end
 
 -- Tasks come in the order in which they were made, which must stay theirs across queues too.
@@ -52,13 +52,8 @@ local function insert(op, above)
     if #waiting + #dead == 0 then state = 'delayed' end -- whatever it waited for has ended; it runs when it is due
   end
   for _, blocker in ipairs(waiting) do above = math.max(above, blocker.seq) end
-  local t = {
-    q = q, id = op.id, key = job_key(q, op.id), changes = op.fields, warm = true, moved = false, foreign = false, gid = op.group,
-    due_ms = op.due, seq = next_seq(q, above + 1), touched = false, deps = false, since = op.since, expires_ms = op.expires,
-  }
-  set(t, 'o', store.origin(digits(op.created), digits(t.seq), op.ttl, op.name, op.fingerprint, op.options))
-  cache[slot(q, op.id)], homes[op.id], absent[op.id] = t, t, nil
-  q.enqueued = true
+  local t = machine.make(op, next_seq(q, above + 1), digits(op.created), op.due, nil)
+  t.since, t.expires_ms = op.since, op.expires
   if t.gid then lanes.mark_grouped(q, t.gid) end
   if state == 'blocked' then block(t, waiting, dead) end
   if op.key then store.save_key(q, op.key, op.id, op.fingerprint, op.key_until) end
@@ -102,7 +97,7 @@ function upkeep.restore_events(op)
   local q = meta(queue(op.queue))
   for _, entry in ipairs(op.entries) do
     q.last_event = q.last_event + #entry[2] / 10
-    run('XADD', q.o .. 'events', digits(q.last_event) .. '-0', 'e', cmsgpack.pack(entry))
+    call('XADD', q.o .. 'events', digits(q.last_event) .. '-0', 'e', cmsgpack.pack(entry))
   end
   q.changed, q.changed_meta = true, true
   return 0

@@ -38,7 +38,7 @@ function store.shape_staged(q, id, value)
     due_ms = number(row.staged_ms), lock_until_ms = 0, timeout_ms = 0, cancel = false, left = 0,
     fingerprint = row.shape and op[1] or op.fingerprint, idempotency_key = row.shape and op[2] or op.key or nil,
   }
-  cache[slot(q, id)], homes[id] = t, t
+  cache[slot(q, id)], whereabouts[id] = t, t
   return t
 end
 
@@ -47,15 +47,15 @@ function store.save_staged(t)
   local packed = string.sub(row.value, #row.seq + #row.staged_ms + #TEXT[#row.run_id] + 6, -#row.run_id - 1)
   row.value = row.seq .. ' ' .. row.staged_ms .. (t.deps and ' 1 ' or ' 0 ') .. TEXT[#t.run_id] .. ' ' .. packed .. t.run_id
   row.run_id = t.run_id
-  run('HSET', t.q.o .. 'staged', t.id, row.value)
+  call('HSET', t.q.o .. 'staged', t.id, row.value)
 end
 
 -- A staged task goes as if it had never come; its dependents are the caller's.
 function store.drop_staged(t)
   local q = t.q
-  run('HDEL', q.o .. 'staged', t.id)
-  run('HDEL', q.o .. 'claims', t.id)
-  run('ZREM', q.o .. 'tasks', t.id)
+  call('HDEL', q.o .. 'staged', t.id)
+  call('HDEL', q.o .. 'claims', t.id)
+  call('ZREM', q.o .. 'tasks', t.id)
   if t.idempotency_key then
     local key = store.key(q, t.idempotency_key)
     if key and key.id == t.id then store.delete_key(q, t.idempotency_key) end
@@ -68,7 +68,7 @@ end
 
 local function load_run(q, id)
   local key = q.o .. 'run:' .. id
-  local v = run('HMGET', key, 'state', 'opened', 'expires', 'ended', 'key_ttl', 'settled', unpack(COUNTS))
+  local v = call('HMGET', key, 'state', 'opened', 'expires', 'ended', 'key_ttl', 'settled', unpack(COUNTS))
   if not v[1] then return nil end
   local r = {
     q = q, id = id, key = key, state = v[1], opened = number(v[2]), expires = number(v[3]), ended = number(v[4]),
@@ -87,7 +87,7 @@ local function save_run(r)
     values[#values + 1] = name
     values[#values + 1] = digits(r[name])
   end
-  run('HSET', r.key, unpack(values))
+  call('HSET', r.key, unpack(values))
 end
 
 local function info(r)
@@ -96,9 +96,9 @@ end
 
 -- Why nothing more can be staged.
 local function closed(r)
-  if not r then return 'RunClosed unknown' end
-  if r.state ~= 'OPEN' then return 'RunClosed ' .. r.state end
-  if r.expires <= now then return 'RunClosed late' end
+  if not r then return 'unknown' end
+  if r.state ~= 'OPEN' then return r.state end
+  if r.expires <= now then return 'late' end
   return nil
 end
 
@@ -106,8 +106,8 @@ function alone.openrun(op)
   local q = queue(op.queue)
   local r = load_run(q, op.run)
   if r then
-    local refused = closed(r)
-    if refused then return nil, refused end
+    local reason = closed(r)
+    if reason then return nil, 'RunClosed', reason end
     return info(r)
   end
   r = {
@@ -115,7 +115,7 @@ function alone.openrun(op)
     settled = false, new = 0, claimed = 0, released = 0, dropped = 0,
   }
   save_run(r)
-  run('ZADD', q.o .. 'runs', digits(r.expires), r.id)
+  call('ZADD', q.o .. 'runs', digits(r.expires), r.id)
   q.changed = true
   return info(r)
 end
@@ -131,7 +131,7 @@ local function keys_free(q, keys)
     names[#names + 1] = q.o .. 'key:' .. key
   end
   for i = 1, #names, PART do
-    if run('EXISTS', unpack(names, i, math.min(i + PART - 1, #names))) > 0 then return false end
+    if call('EXISTS', unpack(names, i, math.min(i + PART - 1, #names))) > 0 then return false end
   end
   return true
 end
@@ -151,15 +151,15 @@ local function there(q, id, key)
 end
 
 local function claims_of(q, id)
-  local found = run('HGET', q.o .. 'claims', id)
+  local found = call('HGET', q.o .. 'claims', id)
   return found and cmsgpack.unpack(found) or {}
 end
 
 local function save_claims(q, id, runs_of_it)
   if #runs_of_it > 0 then
-    run('HSET', q.o .. 'claims', id, cmsgpack.pack(runs_of_it))
+    call('HSET', q.o .. 'claims', id, cmsgpack.pack(runs_of_it))
   else
-    run('HDEL', q.o .. 'claims', id)
+    call('HDEL', q.o .. 'claims', id)
   end
 end
 
@@ -171,7 +171,7 @@ local function claim(r, t)
   end
   others[#others + 1] = r.id
   save_claims(r.q, t.id, others)
-  run('RPUSH', r.q.o .. 'rows:' .. r.id, t.id)
+  call('RPUSH', r.q.o .. 'rows:' .. r.id, t.id)
   r.claimed = r.claimed + 1
 end
 
@@ -179,8 +179,8 @@ end
 function alone.stage(op)
   local q, rows = queue(op.queue), op.rows
   local r = load_run(q, op.run)
-  local refused = closed(r)
-  if refused then return nil, refused end
+  local reason = closed(r)
+  if reason then return nil, 'RunClosed', reason end
   local ids, keys, found, limits = {}, {}, {}, {}
   for i = 1, #rows, 5 do
     ids[#ids + 1] = rows[i]
@@ -189,10 +189,10 @@ function alone.stage(op)
   if not (store.all_new(q, ids) and keys_free(q, keys)) then
     for i = 1, #rows, 5 do
       local staged, fingerprint = there(q, rows[i], rows[i + 1])
-      if staged and staged.q ~= q then return nil, 'DuplicateId ' .. (i + 4) / 5 end
+      if staged and staged.q ~= q then return nil, 'DuplicateId', (i + 4) / 5 end
       found[i] = staged or fingerprint
       if op.strict and found[i] and (staged and staged.fingerprint or fingerprint) ~= rows[i + 3] then
-        return nil, 'IdempotencyConflict ' .. (i + 4) / 5
+        return nil, 'IdempotencyConflict', (i + 4) / 5
       end
     end
   end
@@ -211,7 +211,7 @@ function alone.stage(op)
       tasks[n + 1], tasks[n + 2] = seq, id
       new[#new + 1], mine[id] = id, true
       if seen_before then cache[slot(q, id)] = nil end
-      absent[id] = nil
+      if whereabouts[id] == false then whereabouts[id] = nil end
       if key then
         local k, until_ms = #named, now + rows[i + 2]
         named[k + 1], named[k + 2] = q.o .. 'key:' .. key, cmsgpack.pack({id, rows[i + 3], until_ms})
@@ -229,7 +229,7 @@ function alone.stage(op)
   in_parts('HSET', q.o .. 'staged', staged)
   in_parts('ZADD', q.o .. 'tasks', tasks)
   in_parts('RPUSH', q.o .. 'rows:' .. r.id, new)
-  for i = 1, #named, PART do run('MSET', unpack(named, i, math.min(i + PART - 1, #named))) end
+  for i = 1, #named, PART do call('MSET', unpack(named, i, math.min(i + PART - 1, #named))) end
   in_parts('ZADD', q.o .. 'keys', expiring)
   if #new > 0 then q.staging = true end
   r.new = r.new + #new
@@ -251,11 +251,7 @@ local function shape_of(r, packed)
   local shape = shapes[packed]
   if not shape then
     local name, fields, options, ttl_ms, is_empty = unpack(cmsgpack.unpack(packed))
-    local values = {
-      '', 'id', '', 'payload', '', 'o', '', 'state', 'wait', 'attempt', '0', 'created_ms', r.moment, 'queued_ms', r.moment,
-      'updated_ms', NOW, 'first_started_ms', '', 'last_started_ms', '', 'completed_ms', '', 'failed_ms', '',
-    }
-    for _, value in ipairs(fields) do values[#values + 1] = value end
+    local values = append({'', 'id', '', 'payload', '', 'o', ''}, append(store.new_fields(r.moment), fields))
     shape = {
       name = name, ttl_ms = ttl_ms or nil, is_empty = is_empty, options = options_of(r, options), values = values, n = #values,
     }
@@ -278,7 +274,7 @@ local function release_plain(r, id, row)
     values[n + 1], values[n + 2] = 'deps', '1'
     n = n + 2
   end
-  run('HSET', unpack(values, 1, n))
+  call('HSET', unpack(values, 1, n))
   lanes.push(q.base .. 'wait', id)
   add(q, 'idx:wait', NOW, id)
   q.ahead[id] = true
@@ -346,21 +342,21 @@ end
 
 -- Another client published the id: that job stands.
 local function give_way(q, row)
-  run('HDEL', q.o .. 'staged', row.id)
-  run('HDEL', q.o .. 'claims', row.id)
-  if row.deps then run('HSET', q.job .. row.id, 'deps', '1') end
+  call('HDEL', q.o .. 'staged', row.id)
+  call('HDEL', q.o .. 'claims', row.id)
+  if row.deps then call('HSET', q.job .. row.id, 'deps', '1') end
   cache[slot(q, row.id)] = nil
 end
 
 -- Of these ids, those that are staged and that the run holds or claims, in the order in which they were staged.
 local function rows_of(r, ids)
   local q, rows, seen, published, in_order = r.q, {}, {}, {}, true
-  local values = run('HMGET', q.o .. 'staged', unpack(ids))
-  local claims = run('EXISTS', q.o .. 'claims') == 1 and run('HMGET', q.o .. 'claims', unpack(ids)) or {}
+  local values = call('HMGET', q.o .. 'staged', unpack(ids))
+  local claims = call('EXISTS', q.o .. 'claims') == 1 and call('HMGET', q.o .. 'claims', unpack(ids)) or {}
   local jobs = {}
   for i, id in ipairs(ids) do jobs[i] = q.job .. id end
-  if run('EXISTS', unpack(jobs)) > 0 then
-    for i, id in ipairs(ids) do published[id] = run('EXISTS', jobs[i]) == 1 end
+  if call('EXISTS', unpack(jobs)) > 0 then
+    for i, id in ipairs(ids) do published[id] = call('EXISTS', jobs[i]) == 1 end
   end
   for i, id in ipairs(ids) do
     if values[i] and not seen[id] then
@@ -387,7 +383,7 @@ local function settle(r, limit)
   if r.settled then return 0 end
   store.flush()
   local q, moved = r.q, 0
-  local ids = run('LPOP', q.o .. 'rows:' .. r.id, limit)
+  local ids = call('LPOP', q.o .. 'rows:' .. r.id, limit)
   if ids then
     r.moment = digits(r.ended)
     local rows = rows_of(r, ids)
@@ -399,10 +395,10 @@ local function settle(r, limit)
     end
     q.staging = nil
   end
-  if not ids or run('EXISTS', q.o .. 'rows:' .. r.id) == 0 then
+  if not ids or call('EXISTS', q.o .. 'rows:' .. r.id) == 0 then
     r.settled = true
-    run('ZREM', q.o .. 'runs', r.id)
-    run('ZADD', q.o .. 'ended', digits(r.ended + math.max(r.key_ttl, KEEP_MS)), r.id)
+    call('ZREM', q.o .. 'runs', r.id)
+    call('ZADD', q.o .. 'ended', digits(r.ended + math.max(r.key_ttl, KEEP_MS)), r.id)
   elseif moved == 0 then
     moved = 1 -- whoever sweeps until nothing moves must not stop here
   end
@@ -412,14 +408,14 @@ end
 
 local function finish(r, state)
   r.state, r.ended = state, now
-  run('ZADD', r.q.o .. 'runs', '0', r.id)
+  call('ZADD', r.q.o .. 'runs', '0', r.id)
 end
 
 function alone.commitrun(op)
   local r = load_run(queue(op.queue), op.run)
   if not r or r.state ~= 'COMMITTED' then
-    local refused = closed(r)
-    if refused then return nil, refused end
+    local reason = closed(r)
+    if reason then return nil, 'RunClosed', reason end
     finish(r, 'COMMITTED')
   end
   settle(r, SETTLE_LIMIT)
@@ -428,8 +424,8 @@ end
 
 function alone.abortrun(op)
   local r = load_run(queue(op.queue), op.run)
-  if not r then return nil, 'RunClosed unknown' end
-  if r.state == 'COMMITTED' then return nil, 'RunClosed there' end
+  if not r then return nil, 'RunClosed', 'unknown' end
+  if r.state == 'COMMITTED' then return nil, 'RunClosed', 'there' end
   if r.state == 'OPEN' then finish(r, 'ABORTED') end
   settle(r, SETTLE_LIMIT)
   return info(r)
@@ -439,13 +435,13 @@ end
 function machine.sweep_runs(q, limit)
   local moved = 0
   limit = math.min(limit, SETTLE_LIMIT)
-  for _, id in ipairs(run('ZRANGEBYSCORE', q.o .. 'runs', '-inf', NOW, 'LIMIT', 0, limit)) do
+  for _, id in ipairs(call('ZRANGEBYSCORE', q.o .. 'runs', '-inf', NOW, 'LIMIT', 0, limit)) do
     local r = load_run(q, id)
     if r then
       if r.state == 'OPEN' then finish(r, 'ABORTED') end
       moved = moved + settle(r, limit - moved)
     else
-      run('ZREM', q.o .. 'runs', id)
+      call('ZREM', q.o .. 'runs', id)
     end
     if moved >= limit then break end
   end

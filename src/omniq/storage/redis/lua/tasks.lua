@@ -6,11 +6,11 @@ lanes; `store.flush` writes them with few, variadic commands. It runs at the end
 ]]
 
 local store, lanes, log, machine = {}, {}, {}, {}
-local check, write, alone, upkeep, runs = {}, {}, {}, {}, {} -- by kind of operation
-local cache, touched = {}, {}
-local homes = {} -- every task that this call has looked at, by id: its hash may not tell yet what became of it
-local absent = {} -- ids that are in no other queue
-local places = {} -- queues whose books have an id, by id; its hash may be gone
+local check, write, alone, upkeep, alike = {}, {}, {}, {}, {} -- by kind of operation
+local cache, touched = {}, {} -- tasks by queue and id, false for none; those with something to write
+-- By id: the task that this call has met, whose hash may not tell yet what became of it; or the name of the queue whose books have
+-- the id, though its hash may be gone; or false, where no other queue has it.
+local whereabouts = {}
 local spent = 0 -- of `BUDGET`
 store.occupied = {} -- ids whose key holds no hash: no task can be stored under them
 
@@ -83,6 +83,7 @@ function store.read_origin(o)
   return own, seq, ttl, string.sub(o, at, n - 1), string.sub(o, n, f - 1)
 end
 
+-- Most operations need none of these fields: they are read when the first of them is asked for.
 local function warm(t, v, from)
   t.warm = true
   if t.foreign then
@@ -97,7 +98,7 @@ end
 
 local function warm_up(t, field)
   if not COLD[field] or rawget(t, 'warm') then return false end
-  warm(t, run('HMGET', t.key, unpack(FIELDS, HOT + 1, KNOWN)), 0)
+  warm(t, call('HMGET', t.key, unpack(FIELDS, HOT + 1, KNOWN)), 0)
   return true
 end
 
@@ -133,13 +134,13 @@ function store.shape(q, id, key, v)
     end
   end
   if #v > HOT then warm(t, v, HOT) end
-  cache[slot(q, id)], homes[id] = t, t
+  cache[slot(q, id)], whereabouts[id] = t, t
   return setmetatable(t, Task)
 end
 
 -- Whether the queue has staged tasks.
 function store.staging(q)
-  if q.staging == nil then q.staging = run('EXISTS', q.o .. 'staged') == 1 end
+  if q.staging == nil then q.staging = call('EXISTS', q.o .. 'staged') == 1 end
   return q.staging
 end
 
@@ -153,13 +154,13 @@ function store.load(q, id)
   if q.ahead[id] then store.write_sets(q) end
   local key = job_key(q, id)
   local v = redis.pcall('HMGET', key, unpack(FIELDS, 1, HOT)) -- others may have stored something else there
-  if not v[1] then
+  if not v[1] then -- cancelled tasks lie under a key of our own: no other client knows that state
     if v.err then store.occupied[slot(q, id)] = true end
     key = end_key(q, id)
-    v = run('HMGET', key, unpack(FIELDS, 1, HOT))
+    v = call('HMGET', key, unpack(FIELDS, 1, HOT))
   end
   if v[1] then return store.shape(q, id, key, v) end
-  local staged = store.staging(q) and run('HGET', q.o .. 'staged', id)
+  local staged = store.staging(q) and call('HGET', q.o .. 'staged', id)
   if staged then
     machine.need('staging')
     return store.shape_staged(q, id, staged)
@@ -168,12 +169,13 @@ function store.load(q, id)
   return nil
 end
 
--- A task that another client published, or published again under our feet: from now on it is in our books too.
+-- A task that another client published, or published again under our feet: from now on it is in our books too. Other clients write
+-- a hash without looking whether one is there, so what is left of the task before must go.
 function store.adopt(t)
   if not t.foreign then return end
   t.foreign, t.adopted = false, true
   local q = t.q
-  local payload = run('HGET', t.key, 'payload') or ''
+  local payload = call('HGET', t.key, 'payload') or ''
   local parsed, body = pcall(cjson.decode, payload)
   local name = parsed and type(body) == 'table' and body.func
   t.name = type(name) == 'string' and #name <= 1024 and is_text(name) and name or '*'
@@ -183,17 +185,17 @@ function store.adopt(t)
       'worker', 'cancel', 'ended_by', 'eta_us', 'interval_us', 'dead_queue', 'left', 'edges', 'idempotency_key', 'headers',
       'blocked_by', 'error', 'progress', 'finished_ms', 'more',
     }) do set(t, field, '') end
-    run('DEL', end_key(q, t.id), q.o .. 'res:' .. t.id)
-    for _, name in ipairs({'done', 'cancelled', 'results'}) do run('ZREM', q.o .. name, t.id) end
+    call('DEL', end_key(q, t.id), q.o .. 'res:' .. t.id)
+    for _, name in ipairs({'done', 'cancelled', 'results'}) do call('ZREM', q.o .. name, t.id) end
   end
   local created = digits(t.created_ms)
   set(t, 'o', store.origin(created, digits(t.seq), nil, t.name, '', '{}'))
   set(t, 'created_ms', created)
   set(t, 'foreign', '1')
-  run('ZADD', q.o .. 'tasks', digits(t.seq), t.id)
+  call('ZADD', q.o .. 'tasks', digits(t.seq), t.id)
   if t.gid then
     lanes.mark_grouped(q, t.gid)
-    run('DEL', q.o .. 'rest:' .. t.gid)
+    call('DEL', q.o .. 'rest:' .. t.gid)
   end
   log.note(t, 'enqueued', '{"foreign":true,"payload_bytes":' .. #payload .. '}', 'wait')
 end
@@ -204,7 +206,7 @@ function store.drop(t, with_key)
   if t.state == 'blocked' then machine.forget_blockers(t) end
   if t.state == 'completed' or t.state == 'failed' then
     store.flush()
-    run('LREM', q.base .. t.state, 1, t.id)
+    call('LREM', q.base .. t.state, 1, t.id)
   end
   lanes.leave(t)
   if t.gid then lanes.look(lanes.group(q, t.gid)) end
@@ -217,12 +219,12 @@ function store.drop(t, with_key)
   touch(t)
 end
 
--- The ends of these tasks' leases. A hash may say that its task runs when others have ended the lease.
+-- The ends of these tasks' leases, by the set that every client reaps by. A hash may say that its task runs when others have ended the lease.
 function store.leased(q, ids)
   if q.add.active then store.flush() end -- what this call has leased before
   local found = {}
   for i = 1, #ids, PART do
-    for _, score in ipairs(run('ZMSCORE', q.base .. 'active', unpack(ids, i, math.min(i + PART - 1, #ids)))) do
+    for _, score in ipairs(call('ZMSCORE', q.base .. 'active', unpack(ids, i, math.min(i + PART - 1, #ids)))) do
       found[#found + 1] = score
     end
   end
@@ -231,45 +233,48 @@ end
 
 -- -- results and keys ----------------------------------------------------------------------------
 
+-- `base:o:res:<id>`: how the last run ended. A line of state, moment, attempt, start, creation, length of the name and of the error,
+-- whether there is a result, and its encoding; then name, error and result.
+function store.result(code, attempt, started_ms, created_ms, name, failure, data, encoding)
+  return code .. ' ' .. NOW .. ' ' .. attempt .. ' ' .. (started_ms or '-') .. ' ' .. created_ms .. ' ' .. TEXT[#name] .. ' '
+    .. TEXT[#failure] .. (data and ' 1 ' or ' 0 ') .. (encoding or 'json') .. '\n' .. name .. failure .. (data or '')
+end
+
 -- `stays`: the result lives as long as its dead letter.
 function store.save_result(t, code, result, stays, ttl_ms)
   local q, key = t.q, t.q.o .. 'res:' .. t.id
-  local failure = result.error or ''
-  local data, name = result.data, t.name
-  local value = table.concat({
-    TEXT[code], NOW, TEXT[t.attempt], t.last_started_ms or '-', digits(t.created_ms), TEXT[#name], TEXT[#failure],
-    data and '1' or '0', result.encoding or 'json',
-  }, ' ') .. '\n' .. name .. failure .. (data or '')
+  local value = store.result(code, TEXT[t.attempt], t.last_started_ms, digits(t.created_ms), t.name, result.error or '', result.data,
+                             result.encoding)
   if stays then
-    run('SET', key, value)
-    run('ZREM', q.o .. 'results', t.id)
+    call('SET', key, value)
+    call('ZREM', q.o .. 'results', t.id)
   else
-    run('SET', key, value, 'PX', digits(ttl_ms + GRACE_MS))
+    call('SET', key, value, 'PX', digits(ttl_ms + GRACE_MS))
     t.expires_ms = now + ttl_ms
-    if not result.ends then run('ZADD', q.o .. 'results', digits(t.expires_ms), t.id) end
+    if not result.ends then call('ZADD', q.o .. 'results', digits(t.expires_ms), t.id) end
   end
 end
 
 function store.delete_result(t)
-  run('DEL', t.q.o .. 'res:' .. t.id)
-  run('ZREM', t.q.o .. 'results', t.id)
+  call('DEL', t.q.o .. 'res:' .. t.id)
+  call('ZREM', t.q.o .. 'results', t.id)
 end
 
 function store.key(q, key)
-  local found = run('GET', q.o .. 'key:' .. key)
+  local found = call('GET', q.o .. 'key:' .. key)
   if not found then return nil end
   local id, fingerprint, expires_ms = unpack(cmsgpack.unpack(found))
   return {id = id, fingerprint = fingerprint, expires_ms = expires_ms}
 end
 
 function store.save_key(q, key, id, fingerprint, expires_ms)
-  run('SET', q.o .. 'key:' .. key, cmsgpack.pack({id, fingerprint, expires_ms}))
-  run('ZADD', q.o .. 'keys', digits(expires_ms), key)
+  call('SET', q.o .. 'key:' .. key, cmsgpack.pack({id, fingerprint, expires_ms}))
+  call('ZADD', q.o .. 'keys', digits(expires_ms), key)
 end
 
 function store.delete_key(q, key)
-  run('DEL', q.o .. 'key:' .. key)
-  run('ZREM', q.o .. 'keys', key)
+  call('DEL', q.o .. 'key:' .. key)
+  call('ZREM', q.o .. 'keys', key)
 end
 
 -- -- writing ---------------------------------------------------------------------------------------
@@ -307,11 +312,11 @@ end
 local function write_hash(t)
   local changes = t.changes
   if #changes > 0 then
-    run('HSET', t.key, unpack(changes))
+    call('HSET', t.key, unpack(changes))
     t.changes = {}
   end
   if t.state == 'cancelled' and t.stored ~= 'cancelled' then
-    run('RENAME', t.key, end_key(t.q, t.id))
+    call('RENAME', t.key, end_key(t.q, t.id))
     t.key = end_key(t.q, t.id)
   end
 end
@@ -321,18 +326,18 @@ end
 local function write_completed(q)
   in_parts('LPUSH', q.base .. 'completed', q.completed)
   q.completed = {}
-  local extra = run('LLEN', q.base .. 'completed') - COMPLETED_KEEP
+  local extra = call('LLEN', q.base .. 'completed') - COMPLETED_KEEP
   if extra <= 0 then return end
-  local out = run('RPOP', q.base .. 'completed', extra)
+  local out = call('RPOP', q.base .. 'completed', extra)
   for i = 1, #out, PART do
     local last = math.min(i + PART - 1, #out)
-    local ours = run('ZMSCORE', q.o .. 'done', unpack(out, i, last))
+    local ours = call('ZMSCORE', q.o .. 'done', unpack(out, i, last))
     for k = i, last do
       local id = out[k]
       local expires = ours[k - i + 1]
       remove(q, 'idx:completed', id)
       if (not expires or expires == 'inf') and redis.pcall('HGET', job_key(q, id), 'state') == 'completed' then
-        run('DEL', job_key(q, id), q.o .. 'res:' .. id)
+        call('DEL', job_key(q, id), q.o .. 'res:' .. id)
         remove(q, 'o:done', id)
         remove(q, 'o:tasks', id)
         cache[slot(q, id)] = false
@@ -358,7 +363,7 @@ function store.flush()
     t.touched = false
     t.q.changed = true
     if t.gone then
-      run('DEL', job_key(t.q, t.id), end_key(t.q, t.id))
+      call('DEL', job_key(t.q, t.id), end_key(t.q, t.id))
       remove(t.q, 'o:tasks', t.id)
     else
       write_hash(t)
