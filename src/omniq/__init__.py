@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from omniq._version import __version__
 
+# For editors and type checkers, which see nothing of `__getattr__`.
 if TYPE_CHECKING:
     from omniq.config import Settings, load_settings
-    from omniq.context import TaskCancelled, TaskContext, current_task
+    from omniq.context import Middleware, TaskCancelled, TaskContext, current_task
     from omniq.core import AsyncOmniQ, OmniQ
     from omniq.errors import (
         ConfigError,
@@ -34,38 +35,36 @@ if TYPE_CHECKING:
         TokenMismatch,
         Unrecoverable,
     )
-    from omniq.middleware import Middleware
     from omniq.models import Event, Schedule, State, Task, TaskError, TaskResult, TaskStatus
     from omniq.operations import Filter, QueueCounts
     from omniq.queue import AsyncTaskQueue
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
     from omniq.storage.base import BaseStorage
-    from omniq.storage.file.driver import FileStorage
+    from omniq.storage.file import FileStorage
     from omniq.storage.memory import MemoryStorage
-    from omniq.storage.redis.driver import RedisStorage
-    from omniq.storage.sqlite.driver import SQLiteStorage
+    from omniq.storage.redis import RedisStorage
+    from omniq.storage.sqlite import SQLiteStorage
     from omniq.tasks import TaskFunction, handler, task
     from omniq.worker import AsyncWorkerPool, WorkerPool
 
 _PLACES = {
     "omniq.config": "Settings load_settings",
-    "omniq.context": "TaskCancelled TaskContext current_task",
+    "omniq.context": "Middleware TaskCancelled TaskContext current_task",
     "omniq.core": "AsyncOmniQ OmniQ",
     "omniq.errors": (
         "ConfigError DriverClosed DuplicateId IdempotencyConflict Invalid LeaseExpired NotActive OmniQError "
         "OutcomeUnknown Refused Retry SerializationError StoreError StoreFull StoreUnavailable TaskNotFound "
         "TokenMismatch Unrecoverable"
     ),
-    "omniq.middleware": "Middleware",
     "omniq.models": "Event Schedule State Task TaskError TaskResult TaskStatus",
     "omniq.operations": "Filter QueueCounts",
     "omniq.queue": "AsyncTaskQueue",
     "omniq.serialization": "CloudpickleSerializer MsgspecSerializer Serializer",
     "omniq.storage.base": "BaseStorage",
-    "omniq.storage.file.driver": "FileStorage",
+    "omniq.storage.file": "FileStorage",
     "omniq.storage.memory": "MemoryStorage",
-    "omniq.storage.redis.driver": "RedisStorage",
-    "omniq.storage.sqlite.driver": "SQLiteStorage",
+    "omniq.storage.redis": "RedisStorage",
+    "omniq.storage.sqlite": "SQLiteStorage",
     "omniq.tasks": "TaskFunction handler task",
     "omniq.worker": "AsyncWorkerPool WorkerPool",
 }
@@ -76,6 +75,7 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'omniq' has no attribute {name!r}")
+    # Kept, so that Python finds it here the next time.
     value = globals()[name] = getattr(importlib.import_module(home), name)
     return value
 

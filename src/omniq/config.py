@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast, get_args
-from urllib.parse import quote
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from omniq.backoff import Backoff
 from omniq.errors import ConfigError
 from omniq.models import DEFAULT_QUEUE, check_queue
 from omniq.operations import Retention
-from omniq.policy import Backoff
-from omniq.storage.url import mask, sqlite_url
+from omniq.storage.url import OWN, backend_of, driver_of, file_url, mask, scheme_of, schemes, sqlite_url
 
-Backend = Literal["memory", "file", "sqlite", "redis"]
 SerializerName = Literal["msgspec", "cloudpickle"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
@@ -25,7 +23,7 @@ DAY_S = 86_400
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
     """How an `AsyncOmniQ` or `OmniQ` works. Every field has a default: SQLite in `omniq.db` of the working folder."""
 
-    backend: Backend = "sqlite"
+    backend: str = "sqlite"
     database_url: str | None = None
     base_dir: str | None = None
     default_timeout: float | None = 300.0
@@ -46,54 +44,55 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     log_level: LogLevel | None = None
 
     def __post_init__(self) -> None:
-        _one_of("backend", self.backend, get_args(Backend))
+        # Our own are known without the metadata of all packages that are installed, which is slow to read.
+        if self.backend not in OWN:
+            _one_of("backend", self.backend, sorted(schemes()))
         _one_of("serializer", self.serializer, get_args(SerializerName))
         if self.log_level is not None:
             _one_of("log_level", self.log_level, get_args(LogLevel))
         for name in ("lease", "backoff_base", "events_max_age", "dead_letter_ttl", "group_limit_ttl", "idempotency_ttl"):
-            _at_least(name, getattr(self, name), 0, strict=True)
+            _check_number(name, getattr(self, name))
         for name in ("default_max_retries", "result_ttl_seconds", "grace", "events_max_count", "unknown_function_s"):
-            _at_least(name, getattr(self, name), 0)
+            _check_number(name, getattr(self, name), may_be_0=True)
         if self.default_timeout is not None:
-            _at_least("default_timeout", self.default_timeout, 0, strict=True)
+            _check_number("default_timeout", self.default_timeout)
         for name in ("default_max_retries", "events_max_count"):
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"{name} must be a whole number, not {getattr(self, name)!r}")
         check_queue(self.default_queue)
 
     def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in self.__struct_fields__}
-        if self.database_url is not None:
-            shown["database_url"] = mask(self.database_url)
-        return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        # Settings get into logs, and a URL may have a password.
+        shown = self if self.database_url is None else msgspec.structs.replace(self, database_url=mask(self.database_url))
+        return super(Settings, shown).__repr__()
 
     @property
     def url(self) -> str:
-        """The storage URL that these settings resolve to."""
-        if self.backend == "memory":
-            return "memory://"
-        target = self.database_url
-        if self.backend == "file":
-            if target is not None and target.startswith("file:"):
-                return target
-            if target is not None and self.base_dir is None:
-                raise ConfigError(f"backend 'file' cannot open {mask(target)!r}: give base_dir (OMNIQ_BASE_DIR) or a file: URL")
-            return "file://" + quote(os.path.abspath(self.base_dir or "omniq-data"))
-        if self.backend == "redis":
-            if target is None or not target.startswith(("redis:", "rediss:")):
-                raise ConfigError("backend 'redis' needs database_url (OMNIQ_DB_URL) like redis://host:6379/0")
-            return target
-        if target is None:
-            return "sqlite:///omniq.db"
-        if target.startswith("sqlite:"):
-            return target
-        if ":" in target.split("/")[0] and target != ":memory:":
-            raise ConfigError(f"backend 'sqlite' cannot open {mask(target)!r}: use sqlite:///path.db or a path")
-        return sqlite_url(target)
+        """The storage URL that follows from these settings."""
+        # Memory is nowhere: there is nothing that a URL could add to the name of the backend.
+        given = None if self.backend == "memory" else self.database_url
+        scheme = scheme_of(given or "")
+        if self.backend == "file" and scheme != "file" and self.base_dir:
+            return file_url(os.path.abspath(self.base_dir))
+        if given is None:
+            return self._default_url()
+        if scheme and backend_of(given) == backend_of(f"{self.backend}:"):
+            return given
+        if scheme or self.backend != "sqlite":
+            raise ConfigError(
+                f"backend {self.backend!r} cannot open {mask(given)!r}: give a URL that begins with {self.backend}:"
+            )
+        return sqlite_url(given)
+
+    def _default_url(self) -> str:
+        url: str = getattr(driver_of(f"{self.backend}:"), "default_url", "")
+        if not url:
+            raise ConfigError(f"backend {self.backend!r} needs database_url (OMNIQ_DB_URL), which begins with {self.backend}:")
+        return url
 
     @property
     def backoff(self) -> str:
-        """The retry policy that tasks carry; empty for the default one."""
+        """The retry policy that tasks carry, as text. The default is an empty text."""
         policy = Backoff(base_ms=max(round(self.backoff_base * 1000), 1))
         return "" if policy == Backoff() else str(policy)
 
@@ -116,28 +115,28 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         if text:
             try:
                 values[field] = read(text)
+                # Each value alone at first, so that an error names its variable.
                 Settings(**{field: values[field]})
             except ValueError as exc:
                 raise ConfigError(f"{variable}={text!r}: {exc}") from exc
-    if "backend" not in values:
-        values["backend"] = _backend_of(values)
-    settings = Settings(**values)
+    named = values.keys() & {"backend", "database_url"}
     try:
-        _ = settings.url
+        if "backend" not in values:
+            values["backend"] = _backend_of(values)
+        settings = Settings(**values)
+        if named:  # else there is nothing to refuse, and the default driver is imported by whoever opens it
+            _ = settings.url
     except ConfigError as exc:
         raise ConfigError(f"OMNIQ_DB_URL, OMNIQ_BACKEND: {exc}") from exc
     return settings
 
 
-def _backend_of(values: dict[str, Any]) -> str:
+def _backend_of(values: Mapping[str, Any]) -> str:
+    """Returns the backend that the other variables name."""
     url = values.get("database_url")
     if url is None:
         return "file" if "base_dir" in values else "sqlite"
-    scheme = url.split(":", 1)[0] if "://" in url or url.startswith(("sqlite:", "memory:", "file:")) else "sqlite"
-    known = {"sqlite": "sqlite", "memory": "memory", "file": "file", "redis": "redis", "rediss": "redis"}
-    if scheme not in known:
-        raise ConfigError(f"OMNIQ_DB_URL={mask(url)!r}: unknown scheme {scheme!r}; use sqlite:///path.db")
-    return known[scheme]
+    return backend_of(url) if scheme_of(url) else "sqlite"
 
 
 def _seconds(text: str) -> float:
@@ -169,13 +168,14 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
 
 
-def _at_least(name: str, value: object, low: float, *, strict: bool = False) -> None:
+def _check_number(name: str, value: Any, *, may_be_0: bool = False) -> None:
+    # Neither infinity nor NaN is less than infinity.
     if isinstance(value, bool) or not isinstance(value, int | float) or not value < float("inf"):
         raise ConfigError(f"{name} must be a number, not {value!r}")
-    if value < low or (strict and value == low):
-        raise ConfigError(f"{name} must be {'more than' if strict else 'at least'} {low}, not {cast(float, value)!r}")
+    if value < 0 or (value == 0 and not may_be_0):
+        raise ConfigError(f"{name} must be {'at least' if may_be_0 else 'more than'} 0, not {value!r}")

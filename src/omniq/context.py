@@ -1,4 +1,4 @@
-"""What a running task can ask and say: `omniq.current_task()`."""
+"""The running task seen from inside, `omniq.current_task()`, and the hooks around it, `Middleware`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ class TaskContext:
     def __init__(self, record: Record, make_batch: Callable[[], Batch]) -> None:
         self.record = record
         self.cancelled = False
+        # What blocks of `transaction()` enqueued. It is stored with the ack, if the run succeeds.
         self.batches: list[Batch] = []
+        # What was said last and is not on its way yet.
         self.unsent_progress: bytes | None = None
+        # None for a moment after something was sent: a busy loop then only replaces what is unsent.
         self.on_progress: Callable[[], None] | None = None
         self._make_batch = make_batch
 
@@ -67,7 +70,7 @@ class TaskContext:
         return logging.LoggerAdapter(logging.getLogger("omniq.task"), log_fields(self.record))
 
     def progress(self, done: float | None = None, total: float | None = None, note: str | None = None, **data: Any) -> None:
-        """Say how far the task is; stored within a moment, the last word wins. At most 4 KiB."""
+        """Say how far the task is, in at most 4 KiB. It is stored within a moment, and a later call replaces it."""
         given = {k: v for k, v in {"done": done, "total": total, "note": note, **data}.items() if v is not None}
         try:
             encoded = msgspec.json.encode(given)
@@ -80,17 +83,17 @@ class TaskContext:
             self.on_progress()
 
     def check_cancelled(self) -> None:
-        """Raise `TaskCancelled` if somebody asked for this task to end; for loops of synchronous functions."""
+        """Raise `TaskCancelled` if somebody asked for this task to end. For loops of synchronous functions."""
         if self.cancelled:
             raise TaskCancelled(f"task {self.id} was cancelled")
 
     def transaction(self) -> TaskTransaction:
-        """`async with` (or `with`): what is enqueued inside is stored together with this task's own success, or not at all."""
+        """`async with` (or `with`): tasks enqueued inside are stored together with this task's own success, or not at all."""
         return TaskTransaction(self, self._make_batch())
 
 
 class TaskTransaction:
-    """Joins the ack of the running task; what a failing block or a failing task has enqueued is never stored."""
+    """Joins the ack of the running task. If the block or the task fails, nothing that was enqueued is stored."""
 
     def __init__(self, context: TaskContext, batch: Batch) -> None:
         self._context, self._batch = context, batch
@@ -110,7 +113,7 @@ class TaskTransaction:
 
 
 def current_task() -> TaskContext:
-    """The context of the task that runs here; raises `LookupError` outside of one."""
+    """Returns the context of the task that runs here. Raises `LookupError` outside of a task."""
     try:
         return _current.get()
     except LookupError:
@@ -126,7 +129,7 @@ def leave(token: contextvars.Token[TaskContext]) -> None:
 
 
 def log_error(exc: BaseException | None) -> tuple[type[BaseException], BaseException, TracebackType] | None:
-    """For `exc_info`: an error with the part of its traceback that is the task's own; None where there is no such part."""
+    """Returns, for `exc_info`, an error with the task's own part of its traceback. None if there is no such part."""
     frames = None if exc is None else own_frames(exc)
     if exc is None or frames is None:
         return None
@@ -136,8 +139,9 @@ def log_error(exc: BaseException | None) -> tuple[type[BaseException], BaseExcep
 
 
 def _is_text(exc: BaseException) -> bool:
-    """Whether a log file can hold what an error and those behind it say: half a character, as in odd file names, it cannot."""
+    """Whether a log file can hold the texts of an error and its causes: it cannot hold half a character of an odd file name."""
     behind: BaseException | None = exc
+    # A chain of causes may be long, or lead back to its beginning.
     for _ in range(20):
         if behind is None:
             break
@@ -158,12 +162,13 @@ def _encodes(text: str) -> bool:
 
 def _named_like(exc: BaseException) -> BaseException:
     kind = type(exc)
+    # Logging writes the name and the text of the error that it is given, so it gets one with a text that can be written.
     shown: type[Exception] = type(kind.__name__, (Exception,), {"__module__": kind.__module__})
     return shown(TaskError.of(exc).message)
 
 
 def log_fields(record: Record) -> dict[str, Any]:
-    """What a log line says about a task; never its arguments."""
+    """Returns the fields of a log line about a task. Its arguments are never among them."""
     return {
         "task_id": record.id,
         "queue": record.queue,
@@ -171,3 +176,19 @@ def log_fields(record: Record) -> dict[str, Any]:
         "attempt": record.attempts,
         "worker": record.worker,
     }
+
+
+class Middleware:
+    """Hooks around each run, on the event loop. `before` runs in the order given, `after` and `on_error` in reverse.
+
+    An exception in `before` or `after` fails the run like one of the task; one in `on_error` is logged.
+    """
+
+    async def before(self, task: TaskContext) -> None:
+        """The task is about to run."""
+
+    async def after(self, task: TaskContext, result: Any) -> None:
+        """The task has returned."""
+
+    async def on_error(self, task: TaskContext, error: BaseException) -> None:
+        """The run failed; it may be retried."""

@@ -6,7 +6,9 @@ import re
 
 from omniq.errors import Invalid
 
+# The micro sign and the Greek letter look alike, and clients send either.
 NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+# Clients of the line protocol keep a duration as a signed number of 64 bits.
 MAX_NS = (1 << 63) - 1
 MAX_S = 36_500 * 86_400.0  # moments that are so far away are still moments
 
@@ -35,6 +37,7 @@ def parse_duration(text: str) -> int:
     total = 0
     if len(text) <= 100 and _WHOLE.fullmatch(text):
         for whole, fraction, unit in _PART.findall(text):
+            # A point alone, or nothing but a unit: the pattern lets both pass.
             if not whole and not fraction:
                 break
             total += int(whole or 0) * NS[unit]

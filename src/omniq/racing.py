@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
 
 async def first(*coroutines: Coroutine[Any, Any, object], timeout: float | None = None) -> list[bool]:
-    """Return when the first of them ends, or time is up; which have ended. The others are cancelled.
+    """Wait until one of them ends or the time is over, and cancel the others. Returns for each whether it has ended.
 
-    Raises what one that ended has raised.
+    Raises the error of one that ended with an error.
     """
     tasks = [asyncio.ensure_future(c) for c in coroutines]
     try:
@@ -21,4 +22,12 @@ async def first(*coroutines: Coroutine[Any, Any, object], timeout: float | None 
     finally:
         for task in tasks:
             task.cancel()
+        # Waited for, so that none of them still runs when the caller goes on, and no error is left that nobody retrieves.
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def woken(event: asyncio.Event, timeout: float | None) -> None:
+    """Wait until the event is set or the time is over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await event.wait()

@@ -1,4 +1,4 @@
-"""Runs tasks: finds the function, calls it under its timeout, and says what is to be stored of the run."""
+"""Runs tasks: finds the function, calls it under its timeout, and makes the transaction that ends the run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from typing import Any, cast
 
 import msgspec
 
-from omniq.context import TaskContext, enter, leave, log_error, log_fields
+from omniq.context import Middleware, TaskContext, enter, leave, log_error, log_fields
 from omniq.errors import Invalid, Refused, SerializationError, Unrecoverable, check_retry_after
 from omniq.errors import Retry as RetryLater
-from omniq.middleware import Middleware
+from omniq.functions import Runnable, TaskThreads
 from omniq.models import Record, TaskError
 from omniq.operations import Ack, Cancel, Enqueue, Fail, Operation, Progress, Release
 from omniq.policy import max_attempts, waits_for_function
 from omniq.queue import AsyncTaskQueue
-from omniq.runnable import Runnable
 from omniq.storage.sending import Unsendable
 from omniq.tasks import NotRunnable, Resolver
-from omniq.threads import TaskThreads
 from omniq.translate import PAYLOAD_ONLY, called_name, decode_call, encode_result
+from omniq.turns import Run, is_running, release
 
 log = logging.getLogger("omniq.worker")
 
@@ -34,29 +33,12 @@ PROGRESS_S = 0.2  # how often the progress of a task is stored at most
 _ENDS: dict[type[Operation], str] = {Ack: "succeeded", Cancel: "was cancelled", Release: "is handed back"}
 
 Transaction = tuple[Operation, ...]
+TaskRun = Run[TaskContext]
 Holding = tuple[str, str | None]  # a worker that was frozen may hold a task a second time while its first run goes on
 
 
 def holding(task: Record | Progress) -> Holding:
     return task.id, task.token
-
-
-class Run:
-    """A task in a slot."""
-
-    __slots__ = ("begun", "context", "deadline", "ending", "is_async", "record", "started", "task")
-
-    def __init__(self, record: Record, context: TaskContext, task: asyncio.Task[None]) -> None:
-        self.record, self.context, self.task = record, context, task
-        self.started = time.monotonic()
-        self.is_async = self.begun = False  # until its function is found
-        self.ending: str | None = None  # why it was interrupted: "timeout", "cancel", "lost" or "release"
-        self.deadline = math.inf
-
-    def interrupt(self, reason: str) -> None:
-        if self.ending is None:
-            self.ending = reason
-            self.task.cancel()
 
 
 class Runner:
@@ -70,14 +52,14 @@ class Runner:
         send: Callable[[Transaction], None],
     ) -> None:
         self._queue, self._resolver, self._middleware, self._send = queue, resolver, tuple(middleware), send
-        self.running: dict[Holding, Run] = {}
+        self.running: dict[Holding, TaskRun] = {}
         self.leaving = False
         self.is_abandoned: Callable[[], bool] = lambda: False  # whether the loop is being torn down around the pool
         self.telling = False  # whether starts and ends are logged, asked once per batch
         self.given_up: set[str] = set()  # ids of tasks that no other worker will be asked for
         self.done = self.failed = self.retried = 0
         self._runnables: dict[tuple[str, str], Runnable] = {}
-        self._joint: dict[Holding, Run] = {}  # ended runs whose ack carries what they enqueued
+        self._joint: dict[Holding, TaskRun] = {}  # ended runs whose ack carries what they enqueued
         self._next_deadline = math.inf
         self._deadline_timer: asyncio.TimerHandle | None = None
 
@@ -91,9 +73,10 @@ class Runner:
             self._deadline_timer.cancel()
 
     async def run(self, record: Record) -> tuple[list[Transaction], float]:
-        """Run a task in the current asyncio task; what to store of it, and how many seconds it took."""
+        """Run a task in the current asyncio task. Returns the transactions to store, and how many seconds it took."""
         context = TaskContext(record, self._queue.batch)
-        run = Run(record, context, cast("asyncio.Task[None]", asyncio.current_task()))
+        run = Run(record, context)
+        run.task = cast("asyncio.Task[None]", asyncio.current_task())
         self.running[holding(record)] = run
         context.on_progress = functools.partial(self._progress_soon, run)
         token = enter(context)
@@ -116,8 +99,8 @@ class Runner:
                 self._joint[holding(record)] = run
         return ended, time.monotonic() - run.started
 
-    def _tell_end(self, run: Run, transaction: Transaction) -> None:
-        """How it ended; failures are told where they happen."""
+    def _tell_end(self, run: TaskRun, transaction: Transaction) -> None:
+        """Log how a run ended. Failures are logged where they happen."""
         record, end = run.record, transaction[0]
         took = time.monotonic() - run.started
         words = _ENDS.get(type(end))
@@ -128,32 +111,36 @@ class Runner:
             fields = {"task_id": child.id, "queue": child.queue, "task_name": child.name}
             log.debug("%s is enqueued with the end of task %s", child.name, record.id, extra=fields)
 
-    async def _outcome(self, run: Run) -> tuple[Operation, ...] | None:
-        """Run the task and say what is to be stored of it; None for a task that was lost to somebody else."""
+    async def _outcome(self, run: TaskRun) -> tuple[Operation, ...] | None:
+        """Run the task. Returns the transaction that ends it, or None for a task that was lost to somebody else."""
         record = run.record
         try:
             value = await self._call(run)
             data = encode_result(value, self._queue.serializer)
             extra = [op for batch in run.context.batches for op in batch.operations]
-            transaction = (self._queue.succeeded(record, data, _ran_us(run)), *extra)
+            transaction = (self._queue.succeeded(record, data, run.ran_us), *extra)
+            # A small result alone cannot be refused. All else is looked at here, where it becomes the failure of this run.
             if extra or len(data) > self._queue.storage.capabilities.max_payload:
                 self._queue.storage.check_call([transaction])
         except asyncio.CancelledError as exc:
             if run.ending is not None:
+                # The slot goes on with another task, which must not hear of this.
                 run.task.uncancel()
                 return await self._interrupted(run)
             if self.leaving or self.is_abandoned():
                 raise
+            # Nobody here asked for it: the task cancelled itself.
             await self._calm(run.task)
             return self._failed(run, exc)
         except (NotRunnable, Unrecoverable) as exc:
+            # A task that runs may raise this as well, and then it says nothing about this worker.
             if isinstance(exc, NotRunnable) and exc.unknown and not run.begun:
                 return self._unknown(run, exc)
             return self._failed(run, exc, final=True)
         except RetryLater as exc:
             return self._retry_later(run, exc)
         except BaseException as exc:
-            if not self.is_running():
+            if not is_running(self._loop):
                 raise
             return self._failed(run, exc)
         if run.ending is not None:  # it finished, or caught the interruption, at the last moment
@@ -167,10 +154,11 @@ class Runner:
         self.done += 1
         return transaction
 
-    async def _call(self, run: Run) -> Any:
+    async def _call(self, run: TaskRun) -> Any:
         record = run.record
         try:
             name = called_name(record, self._queue.serializer)
+            # Tasks that name no function are given to the handler of their queue.
             place = (name, record.queue if name == PAYLOAD_ONLY else "")
             runnable = self._runnables.get(place)
             if runnable is None:
@@ -178,8 +166,9 @@ class Runner:
             args, kwargs = decode_call(record, self._queue.serializer)
         except SerializationError as exc:
             if isinstance(exc.__cause__, ImportError | AttributeError):  # a pickle names classes
-                raise NotRunnable(f"this worker has not what its arguments are made of: {exc}", unknown=True) from exc
+                raise NotRunnable(f"this worker cannot import the classes of its arguments: {exc}", unknown=True) from exc
             raise Unrecoverable(f"SerializationError: {exc}") from exc
+        # A pickle has kept its types.
         if record.encoding == "json":
             runnable.restore(args, kwargs)
         run.is_async, run.begun = runnable.is_async, True
@@ -195,7 +184,7 @@ class Runner:
         except asyncio.CancelledError:
             raise
         except BaseException as exc:
-            if self.is_running():
+            if is_running(self._loop):
                 await self._tell_error(run.context, exc)
             raise
         for hook in reversed(self._middleware):
@@ -206,10 +195,11 @@ class Runner:
         for hook in reversed(self._middleware):
             try:
                 await hook.on_error(context, exc)
+            # A hook that calls sys.exit() must not end the worker.
             except (Exception, SystemExit):
                 log.exception("%s.on_error failed", type(hook).__name__, extra=log_fields(context.record))
 
-    def _retry_later(self, run: Run, exc: RetryLater) -> tuple[Operation, ...]:
+    def _retry_later(self, run: TaskRun, exc: RetryLater) -> tuple[Operation, ...]:
         try:
             if exc.after is not None:
                 check_retry_after(exc.after)
@@ -218,7 +208,7 @@ class Runner:
         return self._failed(run, exc, after=exc.after)
 
     async def _calm(self, task: asyncio.Task[None]) -> None:
-        """Undo what a task did that cancelled itself, so that the next one in its slot does not hear of it."""
+        """Take back the cancellations of a task that cancelled itself, so that the next one in its slot hears of none."""
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)  # where a cancellation that is still to come comes out
         while task.cancelling():
@@ -226,15 +216,8 @@ class Runner:
         if self.leaving:
             raise asyncio.CancelledError
 
-    def is_running(self) -> bool:
-        """Whether an error came from the task: Python also throws GeneratorExit into a slot whose event loop is gone."""
-        try:
-            return asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            return False
-
     def _failed(
-        self, run: Run, exc: BaseException, *, final: bool = False, after: float | None = None
+        self, run: TaskRun, exc: BaseException, *, final: bool = False, after: float | None = None
     ) -> tuple[Operation, ...]:
         if run.context.cancelled:
             return self._cancelled(run.record)
@@ -242,14 +225,14 @@ class Runner:
 
     def _store_failure(
         self,
-        run: Run,
+        run: TaskRun,
         error: TaskError,
         *,
         final: bool = False,
         after: float | None = None,
         exc: BaseException | None = None,
     ) -> tuple[Operation, ...]:
-        op = self._queue.failed(run.record, error, _ran_us(run), after=after, final=final)
+        op = self._queue.failed(run.record, error, run.ran_us, after=after, final=final)
         fields = log_fields(run.record)
         if isinstance(op, Fail):
             self.failed += 1
@@ -259,7 +242,7 @@ class Runner:
             log.warning("task %s failed, it will be retried: %s", run.record.name, error, extra=fields, exc_info=log_error(exc))
         return (op,)
 
-    def _unknown(self, run: Run, exc: NotRunnable) -> tuple[Operation, ...]:
+    def _unknown(self, run: TaskRun, exc: NotRunnable) -> tuple[Operation, ...]:
         record = run.record
         if run.context.cancelled:
             return self._cancelled(record)
@@ -279,7 +262,7 @@ class Runner:
     def _cancelled(self, record: Record) -> tuple[Operation, ...]:
         return (Cancel(queue=record.queue, id=record.id, token=cast(str, record.token)),)
 
-    async def _interrupted(self, run: Run) -> tuple[Operation, ...] | None:
+    async def _interrupted(self, run: TaskRun) -> tuple[Operation, ...] | None:
         record = run.record
         if run.ending == "cancel":
             return self._cancelled(record)
@@ -299,7 +282,7 @@ class Runner:
         await self._tell_error(run.context, late)
         return self._store_failure(run, TaskError.of(late))
 
-    def _limit(self, run: Run, seconds: float) -> None:
+    def _limit(self, run: TaskRun, seconds: float) -> None:
         """One timer for all tasks, set to the earliest deadline: most tasks end long before theirs."""
         run.deadline = self._loop.time() + seconds
         if run.deadline < self._next_deadline:
@@ -329,10 +312,11 @@ class Runner:
                 run.interrupt("cancel")
 
     def lose(self, record: Record) -> bool:
-        """Somebody else has the task by now: stop working on it. Whether it runs here."""
+        """Stop a run whose task somebody else has by now. Returns whether it runs here."""
         run = self.running.get(holding(record))
         if run is None:
             return False
+        # A plain function cannot be interrupted: it may ask `check_cancelled()`.
         run.context.cancelled = True
         run.interrupt("lost")
         return True
@@ -341,46 +325,39 @@ class Runner:
         self._joint.pop((ack.id, ack.token), None)
 
     def joint_refused(self, ack: Ack, refusal: Refused) -> Transaction | None:
-        """The store refused what a task enqueued together with its ack: then the run has failed, and says why."""
+        """Returns the failure of a run whose ack was refused because of the tasks that it enqueued with it."""
         run = self._joint.pop((ack.id, ack.token), None)
         if run is None:
             return None
+        # It was counted as done when its function returned.
         self.done -= 1
         return self._store_failure(run, refusal.error if isinstance(refusal, Unsendable) else TaskError.of(refusal))
 
     # -- progress ----------------------------------------------------------------------------------
 
-    def _progress_soon(self, run: Run) -> None:
+    def _progress_soon(self, run: TaskRun) -> None:
         """From any thread: store the newest progress a little later, so that a busy loop costs a few writes."""
+        # A thread that was left behind may outlive the loop.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._schedule_progress, run)
 
-    def _schedule_progress(self, run: Run) -> None:
+    def _schedule_progress(self, run: TaskRun) -> None:
         if run.context.on_progress is not None:
             run.context.on_progress = None
             self._send_progress(run)
             self._loop.call_later(PROGRESS_S, self._rearm_progress, run)
 
-    def _rearm_progress(self, run: Run) -> None:
+    def _rearm_progress(self, run: TaskRun) -> None:
         run.context.on_progress = functools.partial(self._progress_soon, run)
         if run.context.unsent_progress is not None and self.running.get(holding(run.record)) is run:
             self._schedule_progress(run)
 
-    def _send_progress(self, run: Run) -> None:
+    def _send_progress(self, run: TaskRun) -> None:
         record, data = run.record, run.context.unsent_progress
         if data is not None and self.running.get(holding(record)) is run:
             run.context.unsent_progress = None
             self._send((_progress(record, data),))
 
 
-def release(task: Record) -> Release:
-    """Hand a task back unused."""
-    return Release(queue=task.queue, id=task.id, token=cast(str, task.token), late=True)
-
-
 def _progress(task: Record, data: bytes) -> Progress:
     return Progress(queue=task.queue, id=task.id, token=cast(str, task.token), late=True, data=data)
-
-
-def _ran_us(run: Run) -> int:
-    return int((time.monotonic() - run.started) * 1e6)

@@ -31,7 +31,7 @@ class Serializer(Protocol):
 
 
 def _refuse(value: Any) -> Any:
-    """Says what to do with values that people often pass."""
+    """Refuse a value that JSON lacks, and say what to pass instead."""
     kind = type(value).__name__
     if isinstance(value, os.PathLike):
         raise TypeError(f"{kind} is a path: pass str(path)")
@@ -85,6 +85,7 @@ class CloudpickleSerializer:
             data: bytes = cloudpickle.dumps(value)  # pyright: ignore[reportUnknownMemberType]
         except Exception as exc:
             raise SerializationError(f"{_describe(value)} cannot be pickled: {exc}") from exc
+        # As a JSON string: whoever only passes a payload on, such as a line of the folder, need not know what is in it.
         return b'"' + base64.b64encode(data) + b'"'
 
     def decode(self, data: bytes) -> Any:
@@ -97,7 +98,7 @@ class CloudpickleSerializer:
 
 
 def make_serializer(name: str) -> Serializer:
-    """The serializer of that name in the settings."""
+    """Returns the serializer that the settings name."""
     if name == "msgspec":
         return MsgspecSerializer()
     if name == "cloudpickle":
@@ -106,7 +107,7 @@ def make_serializer(name: str) -> Serializer:
 
 
 def decode(data: bytes, encoding: str, serializer: Serializer) -> Any:
-    """Decode what was stored under `encoding`. JSON is always read; anything else only by a serializer that was chosen."""
+    """Decode what was stored as `encoding`. JSON is always read, other encodings only by the serializer of the settings."""
     if encoding == serializer.name:
         return serializer.decode(data)
     if encoding == "json":

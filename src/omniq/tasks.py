@@ -1,15 +1,19 @@
-"""What may be enqueued and what may run: registered tasks, functions by their path, and the options of a call."""
+"""Functions that may be enqueued and may run: registered tasks, functions by their path, and the options of a call."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import importlib
+import importlib.util
 import inspect
+import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
@@ -18,15 +22,16 @@ from msgspec import UNSET, UnsetType
 from omniq.errors import Invalid, OmniQError
 from omniq.models import Schedule, check_name, check_queue, now_us
 from omniq.policy import unknown_pause_us
-from omniq.script import MAIN, loaded, module_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# Whoever enqueues makes up the names, so only so many are remembered.
 MAX_FAILED_IMPORTS = 1000
+MAIN = "__main__"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What omniq is told about a call, apart from the function's own arguments. What is unset comes from the settings."""
+    """The options of a call, apart from the function's own arguments. An option that is unset comes from the settings."""
 
     eta: datetime | timedelta | UnsetType | None = UNSET
     interval: timedelta | float | UnsetType | None = UNSET
@@ -46,7 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     schedule: Schedule | UnsetType = UNSET
 
     def over(self, base: Options) -> Options:
-        """These options, and `base` for what they leave unset."""
+        """Returns these options, with those of `base` where these are unset."""
         if base is NO_OPTIONS:
             return self
         if self is NO_OPTIONS:
@@ -93,7 +98,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 class NotRunnable(OmniQError):
-    """This worker will not run the task. `unknown`: it does not have the function, so another one may; else it must not."""
+    """This worker will not run the task. With `unknown` it lacks the function, so another worker may run it."""
 
     def __init__(self, message: str, *, unknown: bool = False) -> None:
         super().__init__(message)
@@ -122,8 +127,9 @@ class TaskFunction(Generic[P, R]):
     def enqueue(self, oq: _AsyncDoor, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[str]: ...
     @overload
     def enqueue(self, oq: _Door, /, *args: P.args, **kwargs: P.kwargs) -> str: ...
+    # With a default, so that a call without a queue is told what it lacks and not which argument is missing.
     def enqueue(self, oq: Any = None, /, *args: Any, **kwargs: Any) -> Any:
-        """Enqueue a call of this task on `oq`; the id, or an awaitable of it on an `AsyncOmniQ`."""
+        """Enqueue a call of this task on `oq`. Returns the id, or an awaitable of it on an `AsyncOmniQ`."""
         if not hasattr(oq, "enqueue_call"):
             raise TypeError(f"{self.name}: give the queue first, enqueue(oq, …), an OmniQ; not {type(oq).__name__}")
         return oq.enqueue_call(self, args, kwargs, NO_OPTIONS)
@@ -151,6 +157,7 @@ def task(func: Callable[..., Any] | None = None, /, *, name: str | None = None, 
             raise Invalid(f"{f!r} is a task already")
         made = TaskFunction(f, name or func_path(f), fixed)
         check_name(made.name)
+        # The same function again is a module that is loaded anew, as in a notebook.
         there = REGISTRY.get(made.name)
         if there is not None and (module_of(there.func), there.func.__qualname__) != (module_of(f), f.__qualname__):
             raise Invalid(f"task name {made.name!r} is taken by {there.func.__module__}:{there.func.__qualname__}")
@@ -182,7 +189,7 @@ def handler(queue: str) -> Callable[[F], F]:
 
 
 def func_path(func: Callable[..., Any]) -> str:
-    """`module:qualname` of a function that can be found again by that path; anything else is refused with what to do."""
+    """Returns `module:qualname` of a function. Raises `Invalid`, with the remedy, if no worker could find it by that path."""
     module, name = module_of(func), getattr(func, "__qualname__", None)
     shown = name or repr(func)
     if not module or not name or inspect.ismethod(func):
@@ -227,7 +234,7 @@ class Callee:
         return f"{exc}; it takes {', '.join(map(str, self._signature.parameters.values())) or 'none'}"
 
     def _mistyped(self, kwargs: dict[str, Any]) -> str | None:
-        """Names the keyword that the function does not have: Python complains of the argument that is missing instead."""
+        """Returns a sentence about a keyword that the function lacks: Python complains of a missing argument instead."""
         assert self._signature is not None
         known = self._signature.parameters.values()
         if any(p.kind is p.VAR_KEYWORD for p in known):
@@ -243,7 +250,7 @@ class Callee:
 
 
 def _positional_range(signature: inspect.Signature) -> tuple[int, int]:
-    """How few and how many positional arguments alone the function takes; (0, -1) if they are never enough."""
+    """Returns how few and how many positional arguments suffice. (0, -1) if they never do."""
     least = most = 0
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -257,7 +264,7 @@ def _positional_range(signature: inspect.Signature) -> tuple[int, int]:
 
 
 def callee(func: Callable[..., Any] | str | TaskFunction[..., Any]) -> Callee:
-    """What to enqueue for a function, a registered task, or a name (`module:callable` or registered)."""
+    """Returns the callee of a function, a registered task, or a name (`module:callable` or registered)."""
     if isinstance(func, str):
         known = REGISTRY.get(func)
         if known is None:
@@ -274,6 +281,12 @@ def callee(func: Callable[..., Any] | str | TaskFunction[..., Any]) -> Callee:
     return _callee_of_function(func)
 
 
+def module_meant(path: str) -> str:
+    """The module that the name of a file stands for: `jobs.mail` for `./jobs/mail.py`."""
+    return path.removesuffix(".py").strip("./").replace("/", ".")
+
+
+# What sentences and texts of results have in them, and no name of a function.
 _NOT_IN_NAMES = re.compile(r"[\s()\[\]{}<>,;!?\"']")
 
 
@@ -283,8 +296,7 @@ def _check_path(name: str) -> None:
         raise Invalid(f"{name!r}: a worker cannot import {MAIN}; name the module as another program imports it")
     module, colon, function = name.partition(":")
     if colon and ("/" in module or module.endswith(".py")):
-        meant = module.removesuffix(".py").strip("./").replace("/", ".")
-        raise Invalid(f"{name!r} names a file: write its module, {meant}:{function}")
+        raise Invalid(f"{name!r} names a file: write its module, {module_meant(module)}:{function}")
     if _NOT_IN_NAMES.search(name):
         shown = name if len(name) <= 60 else name[:60] + "…"
         raise Invalid(
@@ -293,6 +305,7 @@ def _check_path(name: str) -> None:
         )
 
 
+# A signature is slow to read, and a program enqueues few functions many times.
 @functools.lru_cache(maxsize=4096)
 def _callee_of_task(func: TaskFunction[..., Any]) -> Callee:
     return Callee(func.name, func.default_options, func.func)
@@ -331,7 +344,7 @@ class Resolver:
         self._failed: dict[str, _FailedImport] = {}
 
     def resolve(self, name: str, queue: str = "") -> Callable[..., Any]:
-        """The function of that name; for `*`, a task without one, the handler of its queue."""
+        """Returns the function of that name. For `*`, which stands for no name, the handler of the queue."""
         if name == "*":
             return self._handler(queue)
         found = self._found.get(name)
@@ -376,6 +389,7 @@ class Resolver:
         try:
             for part in qualname.split("."):
                 target = getattr(target, part)
+                # At each part: by what an allowed module only imports, such as `os`, one could reach anything.
                 if self._allow is not None and module_of(target) != module_name:
                     raise NotRunnable(
                         f"this worker may not run {path!r}: it is not defined in {module_name}, only imported there"
@@ -401,6 +415,7 @@ class Resolver:
             importlib.invalidate_caches()  # its file may be new
         try:
             return importlib.import_module(module_name)
+        # A module that calls sys.exit() must not end the worker.
         except (Exception, SystemExit) as exc:
             help = _import_help(path, module_name, exc)
             if len(self._failed) >= MAX_FAILED_IMPORTS:
@@ -422,3 +437,37 @@ def _import_help(path: str, module_name: str, exc: BaseException | None = None) 
     if isinstance(exc, AttributeError):
         return f"module {module_name!r} has no {path.partition(':')[2]!r}: check the name, or deploy the worker's code"
     return f"cannot import {module_name!r} ({type(exc).__name__}: {exc}): put it on the worker's import path"
+
+
+# -- the script that runs: what it defines is in `__main__` only here, other processes import it by its own name --------------
+
+
+def module_of(func: Any) -> str | None:
+    """Returns the module of a function. For the running script it is the name of the file, if importing that would find it."""
+    module: str | None = getattr(func, "__module__", None)
+    code = getattr(inspect.unwrap(func), "__code__", None) if module == MAIN else None
+    if code is None or code.co_filename != getattr(sys.modules.get(MAIN), "__file__", None):
+        return module
+    return _name_of(code.co_filename) or module
+
+
+def loaded(name: str) -> ModuleType | None:
+    """Returns a module that is imported already, or None. The running script is found by its own name, too."""
+    found = sys.modules.get(name)
+    if found is None and name == _name_of(getattr(sys.modules.get(MAIN), "__file__", None)):
+        return sys.modules[MAIN]
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _name_of(file: str | None) -> str | None:
+    if file is None:
+        return None
+    spec = getattr(sys.modules.get(MAIN), "__spec__", None)
+    name = Path(file).stem if spec is None else spec.name  # it has a spec when it was started with -m
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    origin = None if found is None else found.origin
+    return name if origin is not None and os.path.exists(origin) and os.path.samefile(origin, file) else None

@@ -1,4 +1,4 @@
-"""Between what users see (`Task`, `TaskResult`, `Event`) and what drivers keep (`Enqueue`, `Record`, `EventRow`)."""
+"""Translates between the users' view (`Task`, `TaskResult`, `Event`) and the drivers' (`Enqueue`, `Record`, `EventRow`)."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def encode_call(args: Any, kwargs: dict[str, Any], serializer: Serializer, param
     try:
         return serializer.encode({"args": args, "kwargs": kwargs})
     except SerializationError:
+        # Only now: it encodes all of the arguments a second time.
         _encode_each(args, kwargs, serializer, parameters)
         raise
 
@@ -52,7 +53,7 @@ def _encode_each(args: Any, kwargs: dict[str, Any], serializer: Serializer, para
 
 
 def encode_result(value: Any, serializer: Serializer) -> bytes:
-    """What a task returned. Raises `SerializationError` that says so: whoever reads it may think of the arguments."""
+    """Encode what a task returned. An error says that it is about the result, since a reader may think of the arguments."""
     try:
         return serializer.encode(value)
     except SerializationError as exc:
@@ -60,7 +61,7 @@ def encode_result(value: Any, serializer: Serializer) -> bytes:
 
 
 def decode_call(task: Record, serializer: Serializer) -> Call:
-    """The arguments a payload stands for: a whole call is spread, any other value is the only argument, absent is none."""
+    """Returns the arguments in a payload. A whole call is spread, any other value is the only argument."""
     if task.payload is None:
         return [], {}
     value = decode(task.payload, task.encoding, serializer)
@@ -68,6 +69,7 @@ def decode_call(task: Record, serializer: Serializer) -> Call:
         return _call_of_json(value)
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
+        # With these keys alone it is a call. With others beside them it is a value that happens to have such a key.
         names_itself = task.name == PAYLOAD_ONLY and isinstance(fields.get("func"), str)
         if names_itself or (fields.keys() <= {"args", "kwargs", "func"} and (fields.keys() & {"args", "kwargs"})):
             args: Any = fields.get("args") or []
@@ -76,13 +78,13 @@ def decode_call(task: Record, serializer: Serializer) -> Call:
                 return list(cast("list[Any]", args)), cast("dict[str, Any]", kwargs)
             if names_itself:
                 raise SerializationError(
-                    f"the payload calls {fields['func']!r} with args that are no list or kwargs that are none"
+                    f"the payload calls {fields['func']!r} but its args are not a list, or its kwargs not an object"
                 )
     return [value], {}
 
 
 def called_name(task: Record, serializer: Serializer) -> str:
-    """What a task asks to be run: its name, or a string `func` in the payload of one that has none."""
+    """Returns the name of a task's function: its own, or the text `func` in the payload of a task without a name."""
     if task.name != PAYLOAD_ONLY or task.payload is None:
         return task.name
     value = decode(task.payload, task.encoding, serializer)
@@ -108,12 +110,13 @@ def fingerprint(*parts: Any) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part if isinstance(part, bytes) else repr(part).encode()
+        # With its length, so that what ends one part cannot begin the next.
         digest.update(len(data).to_bytes(4) + data)
     return digest.hexdigest()
 
 
 def enqueue_of(task: Task, serializer: Serializer) -> Enqueue:
-    """The operation that stores a `Task` as it stands."""
+    """Returns the operation that stores a `Task` as it is."""
     if task.max_retries < 0:
         raise Invalid(f"max_retries cannot be negative: {task.max_retries}")
     given = task.payload is not None
@@ -145,9 +148,10 @@ def enqueue_of(task: Task, serializer: Serializer) -> Enqueue:
 
 
 def task_of(record: Record, serializer: Serializer) -> Task:
-    """The user's view of a record. Arguments that this side may not decode are left empty; the rest is still shown."""
+    """Returns the user's view of a record. Arguments that this side may not decode are left empty."""
     try:
         args, kwargs = decode_call(record, serializer)
+    # Whoever looks at a task need not trust whoever wrote its arguments.
     except (SerializationError, msgspec.DecodeError):
         args, kwargs = [], {}
     return Task(

@@ -1,4 +1,4 @@
-"""What every worker does for the store: take back lost leases, finish long cascades, delete what is past its time."""
+"""Every worker's share of the upkeep: take back lost leases, finish long cascades, delete what is past its time."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import time
 
 from omniq.errors import DriverClosed, StoreError
 from omniq.operations import Retention
+from omniq.racing import woken
 from omniq.storage.base import BaseStorage
 
 log = logging.getLogger("omniq.worker")
 
+# Tasks of a worker that died on this machine run again within about a second.
 REAP_S = 0.5
 PURGE_S = 60.0
+# Deleted in one transaction, behind which others wait that want to write.
 PURGE_BATCH = 1000
 MAX_PAUSE_S = 5.0
 
 
 class Upkeep:
-    """Runs until `end` is set; times are jittered, so that many workers do not do it at once."""
+    """Runs until `end` is set. The pauses vary at random, so that many workers do not do it at once."""
 
     def __init__(self, storage: BaseStorage, retention: Retention, worker: str) -> None:
         self._storage, self._retention, self._worker = storage, retention, worker
@@ -44,14 +47,7 @@ class Upkeep:
             except Exception:  # a record that nobody foresaw must not end what brings lost tasks back
                 failures += 1
                 log.exception("upkeep of the store failed, it will be tried again", extra={"worker": self._worker})
-            await self._nap(min(REAP_S * 2**failures, MAX_PAUSE_S) * random.uniform(0.8, 1.2))  # noqa: S311
-
-    async def _nap(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self.end.wait()
-        except TimeoutError:
-            pass
+            await woken(self.end, min(REAP_S * 2**failures, MAX_PAUSE_S) * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _reap(self) -> None:
         lost = await self._storage.lost_workers()
@@ -62,4 +58,4 @@ class Upkeep:
 
     async def _purge(self) -> None:
         while await self._storage.purge(self._retention, limit=PURGE_BATCH) >= PURGE_BATCH and not self.end.is_set():
-            await self._nap(0.01)  # let others write
+            await woken(self.end, 0.01)  # let others write

@@ -1,8 +1,6 @@
 """Workers: lease tasks in batches, run them, end them in batches, and lose nothing.
 
-A *turn* is one call of `storage.apply`: what finished, what is handed back, and the lease of the next tasks. While a turn is
-under way tasks go on running and what they leave gathers for the next one, so turns grow with the load and stay small
-without it. Heartbeats come from a thread of their own.
+`turns.py` says how tasks come and go, `slots.py` where they wait and run, `runner.py` what a run is.
 """
 
 from __future__ import annotations
@@ -11,49 +9,38 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
-import random
-import socket
-import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self, TypedDict, Unpack
 
 from omniq.config import Settings
-from omniq.context import log_fields
-from omniq.draining import waiting_again
-from omniq.errors import (
-    DriverClosed,
-    Invalid,
-    NotActive,
-    Refused,
-    StoreError,
-    TokenMismatch,
-)
-from omniq.heartbeat import Heartbeat
-from omniq.middleware import Middleware
-from omniq.models import Record, check_queue, duration_us, from_us, new_id, new_token
-from omniq.operations import Ack, Beat, Extended, Operation, Progress, Reserve, Reserved, WorkerInfo
+from omniq.context import Middleware, log_fields
+from omniq.errors import Invalid, StoreError
+from omniq.following import waiting_again
+from omniq.models import check_queue, duration_us
+from omniq.portal import Portal
 from omniq.queue import AsyncTaskQueue
-from omniq.runner import Holding, Runner, holding, release
-from omniq.storage.base import BaseStorage, Result
-from omniq.storage.sending import Sending, Unsendable
+from omniq.runner import Runner
+from omniq.slots import Slots
+from omniq.storage.base import BaseStorage
 from omniq.storage.url import mask
 from omniq.tasks import Resolver
-from omniq.upkeep import Upkeep
 
 log = logging.getLogger("omniq.worker")
 
-SHORT_TASK_S = 0.005  # only tasks shorter than this are leased ahead
-AHEAD_S = 0.010  # and only as many as run in this time
-MAX_AHEAD = 500
-HAND_BACK_S = 0.050  # leased but not started for so long: somebody else may have a free slot
-OVERDUE_S = 0.050  # how soon to look again for what is overdue, such as a lease that somebody must take back first
-LAST_TRIES = 4  # when the store is away while the pool stops
-LEAVING_PAUSE_S = 0.5
+INTERRUPTED_S = 5.0  # how long interrupted tasks may take to end when the pool stops
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The keyword arguments of a worker pool that its makers only pass on, for editors and type checkers."""
+
+    queues: Sequence[str] | None
+    allow: Iterable[str] | None
+    middleware: Sequence[Middleware]
+    grace: float | None
+    batch: int | None
+    lease: float | timedelta | None
 
 
 class AsyncWorkerPool:
@@ -80,12 +67,8 @@ class AsyncWorkerPool:
         settings: Settings | None = None,
     ) -> None:
         self._queue = queue if isinstance(queue, AsyncTaskQueue) else AsyncTaskQueue(queue, settings)
-        _must_count("concurrency", concurrency)
-        if batch is not None:
-            _must_count("batch", batch)
-        if not 0 < poll_interval < 86_400:
-            raise Invalid(f"poll_interval must be more than 0 seconds, not {poll_interval!r}")
         self.grace = self._queue.settings.grace if grace is None else grace
+        # NaN is neither more nor less, and must not pass.
         if not self.grace >= 0:
             raise Invalid(f"grace cannot be negative: {grace!r}")
         if isinstance(queues, str) or queues == []:
@@ -94,41 +77,36 @@ class AsyncWorkerPool:
             check_queue(name)
         self.storage = self._queue.storage
         self.concurrency, self.poll_interval = concurrency, poll_interval
-        self._batch = batch
-        self._lease_us = None if lease is None else duration_us(lease, "lease")
         self.worker_id = ""
         self._named_queues = None if queues is None else tuple(queues)
-        self._queues: tuple[str, ...] = self._named_queues or ()
-        self._rotation = 0
         if allow is None and not self.storage.capabilities.local:
+            # Whoever can write to a store of the network must not choose what runs on this machine.
             allow = ()
-        self._resolver = Resolver(allow, lambda: self.storage.clock())
-        self._middleware = tuple(middleware)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._reset()
-
-    def _reset(self) -> None:
-        self._buffer: deque[Record] = deque()
-        self._buffered_at = 0.0
-        self._held: dict[Holding, Record] = {}
-        self._outbox: list[tuple[Operation, ...]] = []
-        self._unsent: Sending | None = None
-        self._idle_slots: deque[asyncio.Future[None]] = deque()
-        self._average_s = 1.0
-        self._dry = False
-        self._list_is_new, self._list_is_old = False, True
-        self._seen = 0
-        self._next_at_us: int | None = None
-        self._paused = False
-        self._stopping = self._leaving = self._announced = False
-        self._failures = 0
-        self._runner = Runner(self._queue, self._resolver, self._middleware, self._send)
+        self._make_slots = functools.partial(
+            Slots,
+            self._queue,
+            Resolver(allow, lambda: self.storage.clock()),
+            tuple(middleware),
+            concurrency=concurrency,
+            poll_s=poll_interval,
+            named=self._named_queues,
+            batch=batch,
+            lease_us=None if lease is None else duration_us(lease, "lease"),
+        )
+        self._slots = self._make_slots()  # each start has slots, numbers and a name of its own
+        self._started = False
+        self._announced = False  # its start was logged, so its end is, too
 
     # -- life --------------------------------------------------------------------------------------
 
     @property
+    def _runner(self) -> Runner:
+        return self._slots.runner
+
+    @property
     def started(self) -> bool:
-        return bool(self._tasks)
+        """Whether the pool runs."""
+        return self._started
 
     @property
     def done(self) -> int:
@@ -152,37 +130,21 @@ class AsyncWorkerPool:
 
     async def start(self) -> None:
         """Return when the pool takes work."""
-        if self._tasks:
+        if self.started:
             raise Invalid("this worker pool runs already")
-        self._reset()
-        self.worker_id = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
-        await self.storage.hold_worker(self.worker_id)
-        self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._leave = asyncio.Event()
-        self._started_us = self.storage.clock()
-        self._runner.start(self.worker_id)
-        self._runner.is_abandoned = self._is_abandoned
-        self._first_turn: asyncio.Future[None] = self._loop.create_future()
-        self._upkeep = Upkeep(self.storage, self._queue.settings.retention, self.worker_id)
-        self._tasks = [self._spawn(self._turns()), self._spawn(self._upkeep.run())]
-        self._slots = [self._spawn(self._slot()) for _ in range(self.concurrency)]
-        on_cancel = functools.partial(self._from_thread, self._runner.cancel)
-        on_lost = functools.partial(self._from_thread, self._lose)
-        self._heartbeat = Heartbeat(self.storage, self._held_now, self._info, on_cancel, on_lost, self._lease_us)
-        self._heartbeat.start()
+        self._slots, self._announced = self._make_slots(), False
+        presence = self._slots.presence
+        self.worker_id = presence.worker
+        await presence.arrive()
+        # Before the slots start: when they fail, `stop` has to end what they began.
+        self._started = True
         try:
-            await asyncio.shield(self._first_turn)
+            await self._slots.start()
         except StoreError:
             await self.stop(0)
             raise
         self._announced = True
         self._say("worker %s runs up to %d tasks at once of %s, on %s", self.concurrency, self._names_of_queues, self._place)
-
-    def _is_abandoned(self) -> bool:
-        """Whether the program leaves its event loop without a `stop()`: then nothing of the pool may hold it up."""
-        return bool(self._tasks) and self._tasks[0].cancelling() > 0
 
     def _say(self, text: str, *words: object) -> None:
         log.info(text, self.worker_id, *words, extra={"worker": self.worker_id})
@@ -195,62 +157,38 @@ class AsyncWorkerPool:
 
     @property
     def _place(self) -> str:
-        url = getattr(self.storage, "url", None)
-        return mask(url) if isinstance(url, str) else type(self.storage).__name__
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._loop.create_task(coroutine)
+        return mask(self.storage.url) or type(self.storage).__name__
 
     async def stop(self, grace: float | None = None) -> None:
-        """Stop taking, give back what has not started, let running tasks finish for `grace` seconds, then hand the rest back.
+        """Take no more tasks, give back those not started, let running tasks finish for `grace` seconds, hand back the rest.
 
         Returns when nothing of the pool runs. A task that is handed back has not spent an attempt.
         """
-        if not self._tasks:
+        if not self.started:
             return
-        self._take_no_more()
+        self._slots.take_no_more()
         await self._until_empty(self.grace if grace is None else grace)
         for run in list(self._runner.running.values()):
             log.warning("handing back %s: still running after the grace time", run.record.name, extra=log_fields(run.record))
             run.interrupt("release")
-        await self._until_empty(5.0)
-        self._leaving = self._runner.leaving = True
-        self._leave.set()
-        self._upkeep.end.set()
-        self._wake.set()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for slot in self._slots:
-            slot.cancel()
-        await asyncio.gather(*self._slots, return_exceptions=True)
-        await asyncio.to_thread(self._heartbeat.stop)
-        with contextlib.suppress(StoreError):
-            await self.storage.apply([(Beat(info=self._info(), gone=True),)])
-        await self.storage.release_worker(self.worker_id)
-        self._runner.close()
-        self._tasks = []
+        await self._until_empty(INTERRUPTED_S)
+        self._slots.leave()
+        await self._slots.close()
+        self._started = False
         if self._announced:
             ended = (self.done, self.failed, self.retried)
             self._say("worker %s stopped: %d done, %d failed, %d retried, on %s", *ended, self._place)
 
     async def finish(self) -> None:
-        """Take no more tasks, give back what has not started, and return when what runs has ended; `stop()` does the rest."""
-        if self._tasks:
-            self._take_no_more()
+        """Take no more tasks, give back those not started, and return when running tasks have ended. `stop()` does the rest."""
+        if self.started:
+            self._slots.take_no_more()
             await self._until_empty(None)
 
-    def _take_no_more(self) -> None:
-        self._stopping = True
-        self._give_back_buffer()
-        self._wake.set()
-
     async def _until_empty(self, timeout: float | None) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while self._runner.running:
-                    self._empty.clear()
-                    await self._empty.wait()
-        except TimeoutError:
-            pass
+                await self._slots.until_empty()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -260,7 +198,7 @@ class AsyncWorkerPool:
         await self.stop()
 
     async def drain(self) -> None:
-        """Return when nothing is ready, running or waiting for a retry in the queues served; later `eta`s stay.
+        """Return when nothing is ready, running or waiting for a retry in the queues served. Tasks with a later `eta` stay.
 
         When nothing is left but tasks whose function this worker does not have, those are FAILED.
         """
@@ -269,8 +207,9 @@ class AsyncWorkerPool:
                 seen = self.storage.changes
                 served = set(self._named_queues or await self.storage.queues(fed=True))
                 counts = [c for c in await self.storage.counts() if c.queue in served and not c.paused]
-                if not any(c.ready + c.running for c in counts) and not self._held and not self._outbox:
+                if not any(c.ready + c.running for c in counts) and not self._slots.has_work:
                     again = await waiting_again(self.storage, counts)
+                    # Retries are waited for. Tasks without a function are not: they wait for a worker that may never come.
                     if not again.retries:
                         self._give_up(again.unknown)
                         if not again.unknown and self.storage.changes == seen:  # else something moved between the looks
@@ -283,334 +222,87 @@ class AsyncWorkerPool:
         """Fail these tasks when they come again and their function is still missing: no other worker will be asked."""
         self._runner.given_up.update(ids)
 
-    # -- turns -------------------------------------------------------------------------------------
-
-    async def _turns(self) -> None:
-        while True:
-            self._wake.clear()
-            try:
-                await self._turn()
-            except DriverClosed as exc:
-                self._end_without_store(exc)
-                return
-            if self._leaving and not self._outbox and self._unsent is None:
-                return
-            if self._leaving and self._failures >= LAST_TRIES:
-                log.error(
-                    "leaving without the store; what was not stored comes back by its lease", extra={"worker": self.worker_id}
-                )
-                return
-            if not self._outbox and (self._stopping or self._dry or not self._wanted()):
-                await self._sleep()
-
-    def _end_without_store(self, exc: DriverClosed) -> None:
-        """The storage object was closed under the pool: nothing can be taken or stored any more."""
-        self._stopping = True
-        if self._first_turn.done():
-            log.error("the worker stops: %s", exc, extra={"worker": self.worker_id})
-        else:
-            self._first_turn.set_exception(exc)
-
-    async def _turn(self) -> None:
-        if self._unsent is None:
-            try:
-                reserve = await self._next_reserve()
-            except StoreError as exc:
-                if isinstance(exc, DriverClosed):
-                    raise
-                await self._back_off(exc)
-                return
-            transactions, self._outbox = self._outbox, []
-            if reserve is not None:
-                transactions.append((reserve,))
-            if not self._first_turn.done():
-                transactions.append((Beat(info=self._info()),))
-            if not transactions:
-                return
-            self._unsent = Sending(transactions)
-        sending = self._unsent
-        try:
-            answers = await sending.send(self.storage)
-        except StoreError as exc:
-            if isinstance(exc, DriverClosed):
-                raise
-            await self._back_off(exc)
-            return
-        self._unsent = None
-        if not self._first_turn.done():
-            self._first_turn.set_result(None)
-        unserved = self._take_answers(sending.transactions, answers)
-        if unserved is not None:
-            await self._back_off(unserved)
-        else:
-            self._failures = 0
-
-    async def _next_reserve(self) -> Reserve | None:
-        wanted = self._wanted()
-        if not wanted or self._stopping or (self._dry and not self._outbox):
-            return None
-        self._seen = self.storage.changes  # before the look, so that nothing after it is missed
-        queues = await self._served()
-        if not queues:
-            self._dry = True
-            return None
-        limit = wanted if self._batch is None else min(wanted, self._batch)
-        return Reserve(queues=queues, limit=limit, token=new_token(), lease_us=self._lease_us, worker=self.worker_id)
-
-    def _take_answers(self, transactions: Sequence[Sequence[Operation]], answers: list[Result]) -> Refused | None:
-        """Why nothing could be reserved, if so."""
-        unserved: Refused | None = None
-        for transaction, answer in zip(transactions, answers, strict=True):
-            op = transaction[0]
-            if len(transaction) > 1 and isinstance(op, Ack) and not isinstance(answer, Refused):
-                self._runner.joint_ended(op)
-            if isinstance(op, Reserve):
-                if isinstance(answer, Refused):
-                    unserved = answer
-                else:
-                    self._take(op, cast(Reserved, answer[0]))
-            elif isinstance(answer, Refused):
-                self._refused(op, answer)
-            elif isinstance(op, Progress) and cast(Extended, answer[0]).cancel_requested:
-                self._runner.cancel(op)
-        return unserved
-
-    def _take(self, op: Reserve, reserved: Reserved) -> None:
-        tasks = reserved.tasks
-        self._dry = len(tasks) < op.limit
-        if self._dry and self._named_queues is None:
-            self._list_is_old = True  # there may be queues that were not looked at
-            self._dry = self._list_is_new
-        self._next_at_us, self._paused = reserved.next_at_us, bool(reserved.paused)
-        if self._stopping:
-            self._send(*((release(task),) for task in tasks))
-            return
-        if not tasks:
-            return
-        self._runner.telling = log.isEnabledFor(logging.DEBUG)
-        if self._runner.telling:
-            _tell_promoted(tasks)
-        if not self._buffer:
-            self._buffered_at = time.monotonic()
-        self._held.update((holding(task), task) for task in tasks)
-        self._buffer.extend(tasks)
-        self._heartbeat.take(tasks)
-        for _ in range(min(len(tasks), len(self._idle_slots))):
-            waiter = self._idle_slots.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _refused(self, op: Operation, refusal: Refused) -> None:
-        """Somebody else has the task by now; the work was done, and another will do it again."""
-        task_id = getattr(op, "id", "")
-        lost = isinstance(refusal, NotActive | TokenMismatch)
-        if isinstance(op, Ack) and lost:
-            self._runner.joint_ended(op)
-        elif isinstance(op, Ack) and (again := self._runner.joint_refused(op, refusal)):
-            self._send(again)
-            return
-        elif isinstance(refusal, Unsendable) and (instead := refusal.instead(op)):
-            self._runner.failed += 1
-            self._send((instead,))
-            return
-        log.warning("%s of task %s was refused: %s", type(op).__name__, task_id, refusal, extra={"task_id": task_id})
-
-    def _wanted(self) -> int:
-        """How many more tasks to hold. More than the slots only while tasks are short: nobody hoards."""
-        ahead = 0
-        if self._average_s < SHORT_TASK_S:
-            oldest = next(iter(self._runner.running.values()), None)
-            if oldest is None or time.monotonic() - oldest.started < SHORT_TASK_S:
-                ahead = min(int(self.concurrency * AHEAD_S / max(self._average_s, 1e-6)), MAX_AHEAD)
-        return max(self.concurrency + ahead - len(self._held), 0)
-
-    async def _served(self) -> tuple[str, ...]:
-        """The queues to look at, a different one first each time. The list is read anew before the pool goes to sleep."""
-        if self._named_queues is not None:
-            return self._named_queues
-        self._list_is_new = not self._queues or self._list_is_old
-        if self._list_is_new:
-            self._queues, self._list_is_old = tuple(await self.storage.queues(fed=True)), False
-        if len(self._queues) < 2:
-            return self._queues
-        self._rotation += 1
-        first = self._rotation % len(self._queues)
-        return self._queues[first:] + self._queues[:first]
-
-    async def _sleep(self) -> None:
-        """Until something finished, the store rang, a time has come, or leased tasks must be handed back."""
-        timeout = self.poll_interval
-        if self._next_at_us is not None:
-            left = (self._next_at_us - self.storage.clock()) / 1e6
-            if left > 0 or not self._paused:  # what is overdue in a paused queue stays so
-                timeout = min(timeout, max(left, 0.001) if left > 0 else OVERDUE_S)
-        if self._buffer:
-            timeout = min(timeout, HAND_BACK_S)
-        if not self._dry or self._stopping or not self._wanted():  # nothing the store could say matters now
-            await self._woken(timeout)
-        else:
-            bell = self._loop.create_task(self.storage.wait(self._named_queues or (), timeout=timeout, after=self._seen))
-            waiting = self._loop.create_task(self._wake.wait())
-            try:
-                await asyncio.wait((bell, waiting), return_when=asyncio.FIRST_COMPLETED)
-                self._dry = self._dry and not bell.done()
-                if bell.done() and bell.exception() is not None:
-                    await self._back_off(cast(BaseException, bell.exception()))
-            finally:
-                for task in (bell, waiting):
-                    task.cancel()
-                await asyncio.gather(bell, waiting, return_exceptions=True)
-        if self._buffer and time.monotonic() - self._buffered_at > HAND_BACK_S:
-            self._average_s = 1.0
-            self._give_back_buffer()
-
-    async def _woken(self, timeout: float) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                await self._wake.wait()
-        except TimeoutError:
-            self._dry = False
-
-    def _give_back_buffer(self) -> None:
-        while self._buffer:
-            task = self._buffer.popleft()
-            self._held.pop(holding(task), None)
-            self._send((release(task),))
-
-    async def _back_off(self, exc: BaseException) -> None:
-        self._failures += 1
-        pause = min(0.05 * 2 ** min(self._failures, 8), 5.0) * random.uniform(0.5, 1)  # noqa: S311
-        log.error("the store failed (%s); trying again in %.1f s", exc, pause, extra={"worker": self.worker_id})
-        leaving = self._leaving
-        try:
-            async with asyncio.timeout(min(pause, LEAVING_PAUSE_S) if leaving else pause):
-                await (self._loop.create_future() if leaving else self._leave.wait())  # whoever asks it to leave need not wait
-        except TimeoutError:
-            pass
-
-    # -- slots -------------------------------------------------------------------------------------
-
-    async def _slot(self) -> None:
-        while True:
-            while not self._buffer:
-                waiter: asyncio.Future[None] = self._loop.create_future()
-                self._idle_slots.append(waiter)
-                await waiter
-            record = self._buffer.popleft()
-            self._buffered_at = time.monotonic()
-            try:
-                await self._run(record)
-            except BaseException:  # the task comes back when its lease runs out; the slot must live
-                if self._leaving or self._is_abandoned() or not self._runner.is_running():
-                    raise
-                log.exception("task %s could not be ended", record.name, extra=log_fields(record))
-
-    async def _run(self, record: Record) -> None:
-        try:
-            ended, took = await self._runner.run(record)
-        finally:
-            self._held.pop(holding(record), None)
-        self._average_s += (took - self._average_s) * (0.5 if took < self._average_s else 0.1)
-        self._send(*ended)
-        if not self._runner.running:
-            self._empty.set()
-
-    def _send(self, *transactions: tuple[Operation, ...]) -> None:
-        self._outbox += transactions
-        self._wake.set()
-
-    # -- what the heartbeat needs and hears -------------------------------------------------------
-
-    def _lose(self, record: Record) -> None:
-        if not self._runner.lose(record) and record in self._buffer:
-            self._buffer.remove(record)
-            self._held.pop(holding(record), None)
-
-    def _info(self) -> WorkerInfo:
-        return WorkerInfo(
-            worker=self.worker_id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            queues=self._queues,
-            running=len(self._runner.running),
-            busy=Counter(run.record.queue for run in list(self._runner.running.values())),
-            concurrency=self.concurrency,
-            started_at_us=self._started_us,
-        )
-
-    def _held_now(self) -> list[Record]:
-        return list(self._held.values())
-
-    def _from_thread(self, call: Callable[[Record], None], record: Record) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed
-            self._loop.call_soon_threadsafe(call, record)
-
-
-def _tell_promoted(tasks: Iterable[Record]) -> None:
-    """What waited for a time before this worker leased it."""
-    for task in tasks:
-        waited = task.eta_us is not None and task.eta_us > task.created_at_us
-        if waited or (task.failed_at_us is not None and task.due_us > task.failed_at_us):
-            due = from_us(task.due_us).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            log.debug("task %s was promoted: it was due at %s", task.name, due, extra=log_fields(task))
-
-
-def _must_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise Invalid(f"{name} must be a whole number of at least 1, not {value!r}")
-
 
 class WorkerPool:
     """The blocking twin of `AsyncWorkerPool`: runs it in a thread with a loop of its own."""
 
-    def __init__(self, queue: AsyncTaskQueue | BaseStorage, **options: Any) -> None:
-        self._pool = AsyncWorkerPool(queue, **options)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+    def __init__(
+        self,
+        queue: AsyncTaskQueue | BaseStorage,
+        *,
+        concurrency: int = 1,
+        poll_interval: float = 1.0,
+        settings: Settings | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> None:
+        self.pool = AsyncWorkerPool(queue, concurrency=concurrency, poll_interval=poll_interval, settings=settings, **options)
+        self._portal = Portal("omniq-worker")
+        self.storage, self.grace = self.pool.storage, self.pool.grace
+        self.concurrency, self.poll_interval = concurrency, poll_interval
 
     @property
-    def pool(self) -> AsyncWorkerPool:
-        return self._pool
+    def started(self) -> bool:
+        """Whether the pool runs."""
+        return self.pool.started
+
+    @property
+    def worker_id(self) -> str:
+        """The name of this worker in the store, a new one with each start."""
+        return self.pool.worker_id
+
+    @property
+    def done(self) -> int:
+        """How many runs succeeded since `start()`."""
+        return self.pool.done
+
+    @property
+    def failed(self) -> int:
+        """How many tasks failed for good."""
+        return self.pool.failed
+
+    @property
+    def retried(self) -> int:
+        """How many runs failed and will be retried."""
+        return self.pool.retried
+
+    @property
+    def running(self) -> int:
+        """How many tasks run now."""
+        return self.pool.running
 
     def start(self) -> None:
         """Return when the pool takes work."""
-        if self._thread is not None:
-            raise Invalid("this worker pool runs already")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="omniq-worker", daemon=True)
-        self._thread.start()
         try:
-            self._call(self._pool.start())
-        except BaseException:
-            self._end_loop()
-            raise
+            self._portal.call(self.pool.start())
+        finally:
+            # A pool that did not start leaves no thread behind.
+            if not self.pool.started:
+                self._portal.close()
 
     def stop(self, grace: float | None = None) -> None:
-        """Return when nothing of the pool runs; see `AsyncWorkerPool.stop`."""
-        if self._thread is None:
-            return
-        try:
-            self._call(self._pool.stop(grace))
-        finally:
-            self._end_loop()
+        """Take no more tasks, give back those not started, let running tasks finish for `grace` seconds, hand back the rest.
+
+        Returns when nothing of the pool runs. A task that is handed back has not spent an attempt.
+        """
+        if self.pool.started:
+            try:
+                self._portal.call(self.pool.stop(grace))
+            finally:
+                self._portal.close()
+
+    def finish(self) -> None:
+        """Take no more tasks, give back those not started, and return when running tasks have ended. `stop()` does the rest."""
+        if self.pool.started:
+            self._portal.call(self.pool.finish())
 
     def drain(self) -> None:
-        """Return when nothing is ready, running or waiting for a retry."""
-        self._call(self._pool.drain())
+        """Return when nothing is ready, running or waiting for a retry in the queues served. Tasks with a later `eta` stay.
 
-    def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        if self._loop is None:
-            coroutine.close()
+        When nothing is left but tasks whose function this worker does not have, those are FAILED.
+        """
+        if not self.pool.started:
             raise Invalid("this worker pool does not run; start() it first")
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def _end_loop(self) -> None:
-        if self._loop is None or self._thread is None:
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._loop = self._thread = None
+        self._portal.call(self.pool.drain())
 
     def __enter__(self) -> Self:
         self.start()

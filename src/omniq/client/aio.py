@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from omniq.client import requests
-from omniq.client.requests import Commands, Held, Request
+from omniq.client.requests import Held, Request, Transaction
 from omniq.client.wire import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -32,10 +32,6 @@ T = TypeVar("T")
 ANSWER_S = 30.0
 
 
-class AsyncTransaction(Commands):
-    """What `client.transaction()` gives. After the block, `ids` has the ids of what was pushed, in order."""
-
-
 class AsyncClient:
     """`Client` with async methods. A command that is cancelled costs the connection, since its reply is still due."""
 
@@ -52,6 +48,7 @@ class AsyncClient:
     ) -> None:
         self._host, self._port, self._token, self._tls = host, port, token, tls
         self._heartbeat, self._reconnect, self._connect_timeout = heartbeat, reconnect, connect_timeout
+        # One command at a time: replies carry no number, so their order tells what they answer.
         self._lock = asyncio.Lock()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._used_at = 0.0
@@ -61,20 +58,21 @@ class AsyncClient:
     # -- commands ----------------------------------------------------------------------------------
 
     async def ping(self) -> None:
+        """Ask the server for a sign of life."""
         await self._call(requests.ping())
 
     async def push(self, name: str, payload: Any = UNSET, **options: Unpack[PushOptions]) -> int:
-        """Store a task; its id. The options are those of the protocol."""
+        """Store a task, with the options of the protocol. Returns its id."""
         return await self._call(requests.push(name, payload, options))
 
     async def fetch(self, queues: Sequence[str] = ("default",), timeout: float | timedelta | None = None) -> FetchedTask | None:
-        """The next task of the first queue that has one; None if there is none within `timeout` (at most the heartbeat)."""
+        """Returns the next task of the first queue that has one, or None after `timeout` (at most the heartbeat)."""
         return await self._call(requests.fetch(queues, timeout))
 
     async def fetch_many(
         self, count: int, queues: Sequence[str] = ("default",), timeout: float | timedelta | None = None
     ) -> list[FetchedTask]:
-        """Up to `count` tasks, as soon as there is one."""
+        """Returns up to `count` tasks, as soon as there is one."""
         return await self._call(requests.fetch_many(count, queues, timeout))
 
     async def ack(self, task: Held, result: Any = UNSET) -> None:
@@ -86,32 +84,34 @@ class AsyncClient:
         await self._call(requests.nack(task, error))
 
     async def extend(self, task: Held) -> bool:
-        """Renew the lease of a task at once; whether somebody asked for it to be cancelled."""
+        """Renew the lease of a task at once. Returns whether somebody asked for it to be cancelled."""
         return await self._call(requests.extend(task))
 
     async def cancel(self, task_id: int | str) -> bool:
-        """Cancel a waiting task, or ask for it if it is held; whether it is cancelled now."""
+        """Cancel a waiting task, or ask for it if it is held. Returns whether it is cancelled now."""
         return await self._call(requests.cancel(task_id))
 
     async def result(self, task_id: int | str, timeout: float | timedelta | None = None) -> TaskOutcome:
-        """Where a task stands; with `timeout`, after its end or that time."""
+        """Returns the state of a task. With `timeout`, waits for its end or that long."""
         return await self._call(requests.result(task_id, 0.0 if timeout is None else timeout))
 
     async def info(self) -> list[QueueInfo]:
+        """Returns the queues of the server, and how many tasks each of them holds."""
         return await self._call(requests.info())
 
     @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncGenerator[AsyncTransaction, None]:
+    async def transaction(self) -> AsyncGenerator[Transaction, None]:
         """Gather pushes and acks, and send them together when the block ends well: all of them take effect, or none."""
-        made = AsyncTransaction()
+        made = Transaction()
         yield made
         made.ids = await self._call(requests.transaction(made.lines))
 
     # -- the connection ----------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Disconnect. What is still held counts as failed."""
+        """Disconnect. Tasks that are still held count as failed."""
         self._closed = True
+        # First, since it may hold the lock.
         if self._pinger is not None:
             self._pinger.cancel()
             await asyncio.gather(self._pinger, return_exceptions=True)
@@ -187,12 +187,13 @@ class AsyncClient:
             self._pinger = loop.create_task(self._ping_on())
 
     async def _rest(self, pause: float) -> float:
-        """Wait before the next attempt; how long to wait before the one after it."""
+        """Wait before the next attempt. Returns how long to wait before the one after it."""
         await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
         return min(pause * 2, LONGEST_PAUSE_S)
 
     async def _connect(self) -> None:
         async with asyncio.timeout(self._connect_timeout):
+            # asyncio takes a name of the server with TLS only, and by default a line of 64 KiB at most.
             name = self._host if self._tls is not None else None
             self._streams = await asyncio.open_connection(
                 self._host, self._port, limit=MAX_REPLY, ssl=self._tls, server_hostname=name
@@ -211,7 +212,9 @@ class AsyncClient:
     async def _ping_on(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            # Looking at every quarter, silence of a half is noticed before three quarters are over.
             await asyncio.sleep(self._heartbeat / 4)
+            # A command that is under way is a sign of life, too.
             if self._streams is None or self._lock.locked() or loop.time() - self._used_at < self._heartbeat / 2:
                 continue
             async with self._lock:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar, Unpack
 
 from omniq.client import requests
-from omniq.client.requests import Commands, Held, Request
+from omniq.client.requests import Held, Request, Transaction
 from omniq.client.wire import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -31,10 +31,6 @@ from omniq.errors import ConnectionLost, ErrorReply
 
 T = TypeVar("T")
 ANSWER_S = 30.0  # how much later than it should an answer may come
-
-
-class Transaction(Commands):
-    """What `client.transaction()` gives. After the block, `ids` has the ids of what was pushed, in order."""
 
 
 class Client:
@@ -57,6 +53,7 @@ class Client:
     ) -> None:
         self._host, self._port, self._token, self._tls = host, port, token, tls
         self._heartbeat, self._reconnect, self._connect_timeout = heartbeat, reconnect, connect_timeout
+        # One command at a time: replies carry no number, so their order tells what they answer.
         self._lock = threading.RLock()
         self._socket: Any = None
         self._replies: BinaryIO | None = None
@@ -67,20 +64,21 @@ class Client:
     # -- commands ----------------------------------------------------------------------------------
 
     def ping(self) -> None:
+        """Ask the server for a sign of life."""
         self._call(requests.ping())
 
     def push(self, name: str, payload: Any = UNSET, **options: Unpack[PushOptions]) -> int:
-        """Store a task; its id. The options are those of the protocol."""
+        """Store a task, with the options of the protocol. Returns its id."""
         return self._call(requests.push(name, payload, options))
 
     def fetch(self, queues: Sequence[str] = ("default",), timeout: float | timedelta | None = None) -> FetchedTask | None:
-        """The next task of the first queue that has one; None if there is none within `timeout` (at most the heartbeat)."""
+        """Returns the next task of the first queue that has one, or None after `timeout` (at most the heartbeat)."""
         return self._call(requests.fetch(queues, timeout))
 
     def fetch_many(
         self, count: int, queues: Sequence[str] = ("default",), timeout: float | timedelta | None = None
     ) -> list[FetchedTask]:
-        """Up to `count` tasks, as soon as there is one."""
+        """Returns up to `count` tasks, as soon as there is one."""
         return self._call(requests.fetch_many(count, queues, timeout))
 
     def ack(self, task: Held, result: Any = UNSET) -> None:
@@ -92,18 +90,19 @@ class Client:
         self._call(requests.nack(task, error))
 
     def extend(self, task: Held) -> bool:
-        """Renew the lease of a task at once; whether somebody asked for it to be cancelled."""
+        """Renew the lease of a task at once. Returns whether somebody asked for it to be cancelled."""
         return self._call(requests.extend(task))
 
     def cancel(self, task_id: int | str) -> bool:
-        """Cancel a waiting task, or ask for it if it is held; whether it is cancelled now."""
+        """Cancel a waiting task, or ask for it if it is held. Returns whether it is cancelled now."""
         return self._call(requests.cancel(task_id))
 
     def result(self, task_id: int | str, timeout: float | timedelta | None = None) -> TaskOutcome:
-        """Where a task stands; with `timeout`, after its end or that time."""
+        """Returns the state of a task. With `timeout`, waits for its end or that long."""
         return self._call(requests.result(task_id, 0.0 if timeout is None else timeout))
 
     def info(self) -> list[QueueInfo]:
+        """Returns the queues of the server, and how many tasks each of them holds."""
         return self._call(requests.info())
 
     @contextlib.contextmanager
@@ -116,7 +115,8 @@ class Client:
     # -- the connection ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Disconnect. What is still held counts as failed."""
+        """Disconnect. Tasks that are still held count as failed."""
+        # Before the lock: a thread that rests between two attempts has it, and ends when it hears of this.
         self._closed.set()
         with self._lock:
             if self._socket is not None:
@@ -190,7 +190,7 @@ class Client:
             self._pinger.start()
 
     def _rest(self, pause: float) -> float:
-        """Wait before the next attempt; how long to wait before the one after it."""
+        """Wait before the next attempt. Returns how long to wait before the one after it."""
         self._closed.wait(pause * random.uniform(0.5, 1))  # noqa: S311
         return min(pause * 2, LONGEST_PAUSE_S)
 
@@ -208,7 +208,9 @@ class Client:
         self._socket = self._replies = None
 
     def _ping_on(self) -> None:
+        # Looking at every quarter, silence of a half is noticed before three quarters are over.
         while not self._closed.wait(self._heartbeat / 4):
+            # A command that is under way is a sign of life, too.
             if time.monotonic() - self._used_at < self._heartbeat / 2 or not self._lock.acquire(blocking=False):
                 continue
             try:

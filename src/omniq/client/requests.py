@@ -1,4 +1,4 @@
-"""Each command of a client as a line to send and a function that reads its reply; nothing here touches a socket."""
+"""Each command of a client as a line to send and a function that reads its reply. Nothing here touches a socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Held = FetchedTask | int
 
 
 class Request(msgspec.Struct, Generic[T], frozen=True):
-    """`repeatable`: sent twice it does what it does sent once, so a lost connection need not be the caller's concern."""
+    """A command. If it is `repeatable`, it may be sent twice, so that a lost connection does not concern the caller."""
 
     line: bytes
     read: Callable[[str, dict[str, Any]], T]
@@ -44,6 +44,7 @@ def auth(token: str) -> Request[None]:
 
 
 def push(name: str, payload: Any, options: PushOptions) -> Request[int]:
+    # The server recognises a PUSH that comes twice by its key alone.
     line = command("PUSH", push_body(name, payload, options))
     return Request(line, lambda _, body: body["id"], options.get("idempotency_key") is not None)
 
@@ -53,6 +54,7 @@ def fetch(queues: Sequence[str], timeout: float | timedelta | None) -> Request[F
         tasks = tasks_of(word, body)
         return tasks[0] if tasks else None
 
+    # What a reply that got lost has handed out went back with the connection, so this may ask again.
     return Request(command("FETCH", fetch_body(_queues(queues), timeout, None)), read, True, _seconds(timeout))
 
 
@@ -61,6 +63,7 @@ def fetch_many(count: int, queues: Sequence[str], timeout: float | timedelta | N
 
 
 def ack(task: Held, result: Any) -> Request[None]:
+    # Never sent again: on a new connection the task is not held any more, and may run elsewhere.
     return Request(command("ACK", {"id": _id(task), "result": result}), _nothing)
 
 
@@ -109,8 +112,11 @@ def _seconds(timeout: float | timedelta | None) -> float:
     return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
-class Commands:
-    """The commands of a transaction, gathered before anything is sent."""
+class Transaction:
+    """The commands of `client.transaction()`, gathered before anything is sent.
+
+    After the block, `ids` has the ids of what was pushed, in order.
+    """
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
@@ -121,4 +127,5 @@ class Commands:
         self.lines.append(push(name, payload, options).line)
 
     def ack(self, task: Held, result: Any = UNSET) -> None:
+        """As `ack` of the client."""
         self.lines.append(ack(task, result).line)

@@ -1,4 +1,4 @@
-"""Sockets and lines of the clients: what the blocking and the async one share."""
+"""Sockets and lines, which the blocking and the async client share."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from omniq.serialization import MsgspecSerializer
 UNSET: Any = msgspec.UNSET
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # between attempts to reach the server
 _serializer = MsgspecSerializer()
+# A reply has at most 8 MiB of payloads, or a single one that may be larger; beyond this it is no reply.
 MAX_REPLY = 64 * 1024 * 1024
 
 
@@ -41,7 +42,7 @@ class FetchedTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a queue holds."""
+    """How many tasks a queue holds in each state."""
 
     name: str
     ready: int = 0
@@ -87,7 +88,7 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 def command(verb: str, body: Mapping[str, Any] | None = None) -> bytes:
-    """A line; attributes that are UNSET are left out. Raises `SerializationError` for what is no JSON."""
+    """Returns the line of a command, without UNSET attributes. Raises `SerializationError` for a value without JSON."""
     if body is None:
         return verb.encode() + b"\n"
     given = {name: value for name, value in body.items() if value is not UNSET}
@@ -95,7 +96,7 @@ def command(verb: str, body: Mapping[str, Any] | None = None) -> bytes:
 
 
 class PushOptions(TypedDict, total=False):
-    """What a push may say beside name and payload, as on the wire."""
+    """The options of a push beside name and payload, as on the wire."""
 
     queue: str
     deadqueue: str
@@ -130,6 +131,7 @@ def fetch_body(queues: Sequence[str], timeout: float | timedelta | None, count: 
 
 def duration(value: float | timedelta) -> str:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    # The server refuses a timeout of 0; the shortest one asks without a wait.
     return format_duration(max(round(seconds * 1e9), 1))
 
 
@@ -142,7 +144,7 @@ def read_reply(line: bytes) -> tuple[str, dict[str, Any]]:
         try:
             fields = json.loads(body)  # numbers that only Python's own decoder takes, such as 1e400
         except ValueError as exc:
-            raise ConnectionLost(f"the server sent what is no reply: {line[:80]!r}") from exc
+            raise ConnectionLost(f"the server sent something that is not a reply: {line[:80]!r}") from exc
     if word == b"ERR":
         text = str(fields.get("msg", ""))
         if text == "no heartbeat":  # said unasked before it closed the connection: no answer to what was sent now
@@ -153,6 +155,7 @@ def read_reply(line: bytes) -> tuple[str, dict[str, Any]]:
 
 def error_of(text: str) -> ErrorReply:
     """The typed error of an ERR reply."""
+    # By its words, which are part of the protocol: an ERR has no code.
     if text.endswith("not acquired"):
         return TaskNotAcquired(text)
     if text.startswith("authentication"):

@@ -13,7 +13,7 @@ import msgspec
 
 from omniq.contract.consumer import Consumer
 from omniq.contract.handlers import Handler, OnLoop, must_take_a_job
-from omniq.contract.signals import Decision, caught_on_loop
+from omniq.contract.signals import Decision
 from omniq.contract.words import (
     BACKOFF_MS,
     FAN_IN_TTL_MS,
@@ -45,7 +45,6 @@ from omniq.errors import (
     NotDead,
     NotWaiting,
     Refused,
-    StoreError,
     TaskNotFound,
     TokenMismatch,
 )
@@ -74,11 +73,12 @@ from omniq.operations import (
 )
 from omniq.policy import after_failure
 from omniq.queue import tell_enqueued
+from omniq.signals import caught_on_loop
 from omniq.storage.base import BaseStorage, Result, must_be_storage
-from omniq.storage.sending import Repeats
 
 log = logging.getLogger("omniq.contract")
 
+# As in `enqueue_many`: a commit hardly counts among so many, and others need not wait long for it.
 ROWS_PER_TRANSACTION = 1000
 
 AckFailResult = tuple[Literal["RETRY"], int] | tuple[Literal["FAILED"], None]
@@ -104,6 +104,7 @@ class AsyncContractClient:
         return cls(BaseStorage.from_url(url, **options))
 
     async def close(self) -> None:
+        """Let go of everything. Twice is harmless."""
         await self.storage.close()
 
     async def __aenter__(self) -> Self:
@@ -128,9 +129,9 @@ class AsyncContractClient:
         gid: str | None = None,
         group_limit: int = 0,
     ) -> str:
-        """Store a job; its id. An id that is alive is returned as it is, one that has ended starts anew.
+        """Store a job, and return its id. An id that is alive is returned as it is, one that has ended starts anew.
 
-        Raises `TypeError` for a payload that is no JSON object or array and `ValueError` for NaN and Infinity, before
+        Raises `TypeError` for a payload that is not a JSON object or array and `ValueError` for NaN and Infinity, before
         anything is written. `group_limit` counts only for a group that has no limit yet.
         """
         op = enqueue_of(
@@ -144,36 +145,30 @@ class AsyncContractClient:
             gid=gid,
             group_limit=group_limit,
         )
-        (answer,), _ = await self._send([(self._due_now(op),)])
-        if isinstance(answer, Refused):
-            raise answer
-        outcome = cast(Enqueued, answer[0])
+        outcome = cast(Enqueued, await self._one(self._due_now(op)))
         if outcome.existed:
             await self._check_queue_of(op)
         tell_enqueued((op,), (outcome,))
         return outcome.id
 
     async def _check_queue_of(self, op: Enqueue) -> None:
-        """An id is unique in a store: one that lives in another queue must not be taken for this one."""
-        queue = await self._locate(op.id) if await self._get(op.id, op.queue) is None else None
+        """Refuse an id that lives in another queue: ids are unique in a store, and that job is not this one."""
+        queue = await self.storage.locate(op.id) if await self.storage.get(op.id, op.queue) is None else None
         if queue is not None:
             raise DuplicateId(
                 f"job {op.id!r} is alive in queue {queue!r}, so it cannot be published to {op.queue!r}: use another id"
             )
 
     async def publish_many(self, queue: str, payloads: Iterable[object], **options: Unpack[JobOptions]) -> list[str]:
-        """A job per payload, in one transaction per 1,000; their ids. Nothing is written if one payload is wrong."""
+        """Store a job per payload, in one transaction per 1,000. Returns their ids. Writes nothing if one payload is wrong."""
         made = [self._due_now(enqueue_of(queue, payload, **options)) for payload in payloads]
         for start in range(0, len(made), ROWS_PER_TRANSACTION):
             chunk = tuple(made[start : start + ROWS_PER_TRANSACTION])
-            (answer,), _ = await self._send([chunk])
-            if isinstance(answer, Refused):
-                raise answer
-            tell_enqueued(chunk, answer)
+            tell_enqueued(chunk, await self.storage.transact(chunk))
         return [op.id for op in made]
 
     def _due_now(self, op: Enqueue) -> Enqueue:
-        """A time that has passed means the end of the lane, not a place before those who came earlier.
+        """A time that has passed means the end of the lane, not a place before jobs that came earlier.
 
         A store with a clock of its own decides that itself.
         """
@@ -184,7 +179,7 @@ class AsyncContractClient:
     # -- a lease and its end -----------------------------------------------------------------------
 
     async def reserve(self, queue: str, now_ms_override: int = 0) -> Paused | Job | None:
-        """Lease the next job; None if there is none, `Paused` if the queue is paused."""
+        """Lease the next job. None if there is none, `Paused` if the queue is paused."""
         op = Reserve(queues=(queue_name(queue),), token=new_token())
         reserved = cast(Reserved, await self._one(op, now_ms_override))
         if reserved.paused:
@@ -192,7 +187,7 @@ class AsyncContractClient:
         return job_of(reserved.tasks[0]) if reserved.tasks else None
 
     async def heartbeat(self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0) -> int:
-        """Prolong the lease to the job's timeout from now; its new end. Raises `LeaseLost`."""
+        """Prolong the lease to the job's timeout from now, and return its new end. Raises `LeaseLost`."""
         op = Extend(**_held(queue, job_id, lease_token))
         return cast(Extended, await self._end(op, now_ms_override)).lease_until_us // 1000
 
@@ -206,8 +201,9 @@ class AsyncContractClient:
         """The run failed: `("RETRY", due_ms)`, or `("FAILED", None)` after the last attempt. Raises `LeaseLost`."""
         held = _held(queue, job_id, lease_token)
         told = None if error is None else TaskError.from_text(error)
+        # If the task is gone or another's there is nothing to decide: the store refuses this, or knows it as a repeat.
         op: Retry | Fail = Fail(**held, error=told)
-        task = await self._get(job_id, held["queue"])
+        task = await self.storage.get(job_id, held["queue"])
         if task is not None and task.state is State.RUNNING and task.token == lease_token:
             at = moment_us(now_ms_override)
             op = after_failure(task, told, self.storage.clock() if at is None else at, random.random())  # noqa: S311
@@ -223,26 +219,26 @@ class AsyncContractClient:
         await self._end(Release(**_held(queue, job_id, lease_token)), now_ms_override)
 
     async def _end(self, op: Held, now_ms_override: int) -> Outcome:
-        answer, _ = await self._ask(op, now_ms_override)
-        if not isinstance(answer, Refused):
-            return answer
-        if not isinstance(answer, NotActive | TokenMismatch):
-            raise answer
-        code = "TOKEN_MISMATCH"
-        if not isinstance(answer, TokenMismatch | TaskNotFound):
-            task = await self._get(op.id, op.queue)
-            if task is not None and task.token == op.token:
-                code = "NOT_ACTIVE"
-        raise LeaseLost(code, str(answer)) from answer
+        """Carry out an operation of the job's holder."""
+        try:
+            return await self._one(op, now_ms_override)
+        except (NotActive, TokenMismatch) as exc:
+            # NOT_ACTIVE says that the token is the last one and yet no lease goes with it.
+            code = "TOKEN_MISMATCH"
+            if not isinstance(exc, TokenMismatch | TaskNotFound):
+                task = await self.storage.get(op.id, op.queue)
+                if task is not None and task.token == op.token:
+                    code = "NOT_ACTIVE"
+            raise LeaseLost(code, str(exc)) from exc
 
     async def _due_us(self, job_id: str, queue: str) -> int:
-        task = await self._get(job_id, queue)
+        task = await self.storage.get(job_id, queue)
         return self.storage.clock() if task is None else task.due_us
 
     # -- upkeep ------------------------------------------------------------------------------------
 
     async def promote_delayed(self, queue: str, max_promote: int = 1000, now_ms_override: int = 0) -> int:
-        """Move jobs whose time has come to their lanes; how many. 0 on stores that find due jobs by their time."""
+        """Move jobs whose time has come to their lanes. Returns how many: 0 on stores that find due jobs by their time."""
         name, limit, at = queue_name(queue), whole(max_promote, "max_promote", 0), moment_us(now_ms_override)
         if self.storage.capabilities.due_order or not limit:
             return 0
@@ -251,45 +247,46 @@ class AsyncContractClient:
         return moved
 
     async def reap_expired(self, queue: str, max_reap: int = 1000, now_ms_override: int = 0) -> int:
-        """Take back jobs whose lease ran out, to be retried or failed; how many."""
+        """Take back jobs whose lease ran out, to be retried or failed. Returns how many."""
         name, limit, at = queue_name(queue), whole(max_reap, "max_reap", 0), moment_us(now_ms_override)
         return await self.storage.reclaim(at, [name], limit=limit) if limit else 0
 
     async def repair(self) -> list[str]:
-        """Recount group slots, readiness and counters; what was wrong, one sentence each."""
+        """Recount group slots, readiness and counters. Returns what was wrong, one sentence each."""
         return await self.storage.check(repair=True)
 
     # -- steering ----------------------------------------------------------------------------------
 
     async def pause(self, queue: str) -> str:
-        """Stop new reserves; `OK`."""
+        """Stop new reserves. Returns `OK`."""
         await self.storage.pause(queue_name(queue))
         return "OK"
 
     async def resume(self, queue: str) -> int:
-        """1 if the queue was paused, else 0."""
+        """Allow reserves again. Returns 1 if the queue was paused, else 0."""
         return int(await self.storage.resume(queue_name(queue)))
 
     async def is_paused(self, queue: str) -> bool:
+        """Whether `pause` holds for a queue."""
         return await self.storage.is_paused(queue_name(queue))
 
     async def set_group_limit(self, queue: str, gid: str, limit: int) -> None:
-        """How many jobs of a group may run at once, from now on."""
+        """Set how many jobs of a group may run at once, from now on."""
         await self.storage.set_group_limit(queue_name(queue), gid.strip(), limit)
 
     async def retry_failed(self, queue: str, job_id: str) -> str:
-        """Run a failed job again, with all its attempts; `OK`. Codes: NO_JOB, NOT_FAILED."""
+        """Run a failed job again, with all its attempts. Returns `OK`. Codes: NO_JOB, NOT_FAILED."""
         return _ok((await self.retry_failed_batch(queue, [job_id]))[0])
 
     async def retry_failed_batch(self, queue: str, job_ids: Sequence[str]) -> list[BatchResult]:
         """`retry_failed` of up to 100 jobs, each for itself."""
         name = queue_name(queue)
         _check_batch(job_ids)
-        answers, repeated = await self._send([(Requeue(queue=name, id=i, reset_attempts=True),) for i in job_ids])
-        return [_batch_result(i, a, repeated and isinstance(a, NotDead)) for i, a in zip(job_ids, answers, strict=True)]
+        answers = await self.storage.send([(Requeue(queue=name, id=i, reset_attempts=True),) for i in job_ids])
+        return [_batch_result(i, answer) for i, answer in zip(job_ids, answers, strict=True)]
 
     async def remove_job(self, queue: str, job_id: str, lane: Lane) -> str:
-        """Delete a job that is in a lane; `OK`. Codes: BAD_LANE, NO_JOB, ACTIVE, LANE_MISMATCH."""
+        """Delete a job that is in a lane. Returns `OK`. Codes: BAD_LANE, NO_JOB, ACTIVE, LANE_MISMATCH."""
         return _ok((await self.remove_jobs_batch(queue, lane, [job_id]))[0])
 
     async def remove_jobs_batch(self, queue: str, lane: Lane, job_ids: Sequence[str]) -> list[BatchResult]:
@@ -298,24 +295,20 @@ class AsyncContractClient:
         if lane not in LANES:
             raise ContractError("BAD_LANE", f"lane {lane!r} is none of {', '.join(LANES)}")
         _check_batch(job_ids)
+        # The look says which code fits. `if_state` keeps what moves on between the look and the call.
         tasks = await asyncio.gather(*[self.storage.get(i, name) for i in job_ids])
         wrong = [_wrong_lane(task, lane) for task in tasks]
         going = [i for i, code in zip(job_ids, wrong, strict=True) if code is None]
-        answers, repeated = await self._send([(Remove(queue=name, id=i, if_state=LANES[lane]),) for i in going])
-        left = iter(answers)
-        results: list[BatchResult] = []
-        for job_id, code in zip(job_ids, wrong, strict=True):
-            if code is not None:
-                results.append(BatchResult(job_id, "ERR", code))
-                continue
-            answer = next(left)
-            results.append(_batch_result(job_id, answer, repeated and isinstance(answer, TaskNotFound)))
-        return results
+        answers = iter(await self.storage.send([(Remove(queue=name, id=i, if_state=LANES[lane]),) for i in going]))
+        return [
+            _batch_result(job_id, next(answers)) if code is None else BatchResult(job_id, "ERR", code)
+            for job_id, code in zip(job_ids, wrong, strict=True)
+        ]
 
     # -- fan-in ------------------------------------------------------------------------------------
 
     async def childs_init(self, key: str, expected: int, *, ttl_ms: int = FAN_IN_TTL_MS) -> None:
-        """Wait for `expected` children to be acked under a key; the same again is fine. Codes: BAD_EXPECTED, ALREADY_INIT."""
+        """Wait for `expected` children to be acked under a key. The same again is fine. Codes: BAD_EXPECTED, ALREADY_INIT."""
         if isinstance(expected, bool) or not isinstance(expected, int) or expected < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ContractError("BAD_EXPECTED", f"expected is a whole number of at least 1, not {expected!r}")
         try:
@@ -324,7 +317,7 @@ class AsyncContractClient:
             raise ContractError("ALREADY_INIT", str(exc)) from exc
 
     async def child_ack(self, key: str, child_id: str) -> int:
-        """Count a child once; how many are left: 0 for the last one, however often it asks. -1 if nobody waits."""
+        """Count a child once. Returns how many are left: 0 for the last one, however often it asks; -1 if nobody waits."""
         return cast(FannedIn, await self._one(CountFanIn(key=key, member=child_id))).left
 
     # -- consuming ---------------------------------------------------------------------------------
@@ -370,40 +363,7 @@ class AsyncContractClient:
     # -- sending -----------------------------------------------------------------------------------
 
     async def _one(self, op: Operation, now_ms_override: int = 0) -> Outcome:
-        answer, _ = await self._ask(op, now_ms_override)
-        if isinstance(answer, Refused):
-            raise answer
-        return answer
-
-    async def _ask(self, op: Operation, now_ms_override: int) -> tuple[Outcome | Refused, bool]:
-        (answer,), repeated = await self._send([(op,)], moment_us(now_ms_override))
-        return (answer if isinstance(answer, Refused) else answer[0]), repeated
-
-    async def _send(self, transactions: Sequence[Sequence[Operation]], at: int | None = None) -> tuple[list[Result], bool]:
-        """Send, and send again what stayed without answer; the answers, and whether it was sent more than once."""
-        if not transactions:
-            return [], False
-        repeats = Repeats(transactions)
-        while True:
-            try:
-                return await self._apply(transactions, at, repeats.repeat), repeats.unknown
-            except StoreError as exc:
-                pause = repeats.after(exc)
-            await self._pause(pause)
-
-    # All that the calls of a single job wait for: the blocking client has other ways.
-
-    async def _apply(self, transactions: Sequence[Sequence[Operation]], at: int | None, repeat: bool) -> list[Result]:
-        return await self.storage.apply(transactions, at, repeat=repeat)
-
-    async def _get(self, job_id: str, queue: str) -> Record | None:
-        return await self.storage.get(job_id, queue)
-
-    async def _locate(self, job_id: str) -> str | None:
-        return await self.storage.locate(job_id)
-
-    async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        return (await self.storage.transact((op,), moment_us(now_ms_override)))[0]
 
 
 def _held(queue: str, job_id: str, lease_token: str) -> dict[str, Any]:
@@ -430,8 +390,8 @@ def _wrong_lane(task: Record | None, lane: str) -> str | None:
     return "LANE_MISMATCH" if wrong else None
 
 
-def _batch_result(job_id: str, answer: Result, done_before: bool) -> BatchResult:
-    if not isinstance(answer, Refused) or done_before:
+def _batch_result(job_id: str, answer: Result) -> BatchResult:
+    if not isinstance(answer, Refused):
         return BatchResult(job_id, "OK")
     codes: dict[type[Refused], str] = {TaskNotFound: "NO_JOB", NotDead: "NOT_FAILED", NotWaiting: "LANE_MISMATCH"}
     code = codes.get(type(answer))

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
 from omniq.contract.words import JobContext
-from omniq.runnable import Runnable
-from omniq.threads import TaskThreads
+from omniq.functions import Runnable, TaskThreads
 
 Handler = Callable[[JobContext], object]
 
@@ -26,7 +25,7 @@ class Handlers(Protocol):
 
 
 def must_take_a_job(handler: object) -> None:
-    """Raise `TypeError` for what would fail every job of the queue."""
+    """Raise `TypeError` for a handler that would fail every job of the queue."""
     if not callable(handler):
         raise TypeError(f"a handler is a function that takes the job, not {handler!r}")
     try:
@@ -58,7 +57,7 @@ class InThreads:
 
 
 class OnLoop(InThreads):
-    """An async handler on the loop; a plain one in threads."""
+    """An async handler on the loop, any other in threads."""
 
     def __init__(self, handler: Handler) -> None:
         super().__init__(handler)
@@ -84,7 +83,7 @@ class _Call:
 
 
 class InCaller:
-    """A plain handler in the thread that called `consume`, one job at a time: what belongs to that thread works in it."""
+    """A plain handler in the thread that called `consume`, one job at a time. It may use objects that belong to that thread."""
 
     interruptible = False
 
@@ -103,7 +102,7 @@ class InCaller:
         self._calls.put(None)
 
     def serve(self, timeout: float) -> bool:
-        """In the caller's thread: wait for one job, for so long, and run it. False when there will be no more."""
+        """In the caller's thread: wait for one job and run it. Returns False when there will be no more jobs."""
         try:
             call = self._calls.get(timeout=timeout)
         except queue.Empty:
@@ -116,6 +115,7 @@ class InCaller:
         try:
             self.busy = True  # from here on a signal may interrupt
             self._handler(call.context)
+        # What else is raised here, such as KeyboardInterrupt, is not about the job and goes on to the caller.
         except (Exception, SystemExit, GeneratorExit, asyncio.CancelledError) as exc:
             error = exc
         finally:

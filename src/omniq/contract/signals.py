@@ -1,4 +1,4 @@
-"""What SIGTERM and SIGINT mean to a consumer.
+"""The meaning of SIGTERM and SIGINT to a consumer.
 
 |               | drain=True                  | drain=False                 |
 |---------------|-----------------------------|-----------------------------|
@@ -9,14 +9,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import signal
-import threading
-from collections.abc import Callable, Generator
-from types import FrameType
-
-from omniq.signals import NUMBERS, listen
+from collections.abc import Callable
 
 
 class Decision:
@@ -32,39 +26,3 @@ class Decision:
         else:
             self._stopping = True
             self._stop()
-
-
-@contextlib.contextmanager
-def caught(decide: Callable[[int], None], *, wanted: bool = True) -> Generator[None, None, None]:
-    """In the main thread: signals go to `decide`, between two instructions of whatever runs. Elsewhere nothing changes."""
-    if not wanted or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        decide(number)
-
-    before = {number: signal.signal(number, handle) for number in NUMBERS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def caught_on_loop(decide: Callable[[int], None], *, wanted: bool = True) -> Generator[None, None, None]:
-    """The same on an event loop in the main thread, where signals wait for the loop's next turn."""
-    if not wanted or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in NUMBERS}
-    listen(loop, decide)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            with contextlib.suppress(NotImplementedError):
-                loop.remove_signal_handler(number)
-            signal.signal(number, handler)

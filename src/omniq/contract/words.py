@@ -1,4 +1,4 @@
-"""The words of the contract: what goes in as milliseconds, JSON and lanes, and what comes out as jobs and codes."""
+"""The words of the contract: milliseconds, JSON and lanes go in, jobs and codes come out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 import msgspec
 
+from omniq.backoff import Backoff
 from omniq.errors import Invalid
 from omniq.models import DEFAULT_LEASE_US, Record, State, check_queue, new_id, new_token
 from omniq.operations import Enqueue
-from omniq.policy import Backoff, max_attempts
+from omniq.policy import max_attempts
 from omniq.serialization import MsgspecSerializer
 
+# Those of the published Python client. Each job carries its own, so clients with other defaults share a queue with ours.
 TIMEOUT_MS = 300_000
 MAX_ATTEMPTS = 5
 BACKOFF_MS = 30_000
@@ -23,6 +25,7 @@ MAX_BATCH = 100
 MAX_MS = 9_999_999_999_999  # the year 2286; larger numbers would reach other clients in exponent form
 
 Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
+# Jobs of a group wait in `gwait`, all others in `wait`; to a store both are ready.
 LANES: dict[str, State] = {
     "wait": State.READY,
     "gwait": State.READY,
@@ -55,7 +58,7 @@ def now_ms() -> int:
 
 
 def ulid() -> str:
-    """A fresh job id; those made by one process sort in the order they were made."""
+    """Returns a fresh job id. Ids made by one process sort in the order in which they were made."""
     return new_id()
 
 
@@ -69,7 +72,7 @@ class Paused(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A leased job. `payload` is the JSON text as stored; `gid` is empty for a job without group."""
+    """A leased job. `payload` is the JSON text as stored. `gid` is empty for a job without a group."""
 
     status: Literal["JOB"] = "JOB"
     job_id: str
@@ -83,7 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler gets. `lost` is set when the job is not this consumer's any more: stop, what you do counts for nothing."""
+    """The job as its handler gets it. `lost` is set when somebody else has the job: stop, since your work will not count."""
 
     queue: str
     job_id: str
@@ -98,7 +101,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchResult(NamedTuple):
-    """What became of one job of a batch: `OK`, or `ERR` and the code."""
+    """The result of one job of a batch: `OK`, or `ERR` and the code."""
 
     job_id: str
     status: Literal["OK", "ERR"]
@@ -138,6 +141,7 @@ def context_of(task: Record) -> JobContext:
 
 
 def text_of(task: Record) -> str:
+    # Other clients may have stored bytes that are no UTF-8: encoded again in this way they are the same.
     return "null" if task.payload is None else task.payload.decode("utf-8", "surrogateescape")
 
 
@@ -147,7 +151,7 @@ def due_ms(due_us: int) -> int:
 
 
 def moment_us(now_ms_override: int) -> int | None:
-    """0 is the store's own clock."""
+    """Returns the moment in microseconds. 0 stands for the store's own clock."""
     return whole(now_ms_override, "now_ms_override", 0) * 1000 or None
 
 
@@ -155,7 +159,7 @@ def moment_us(now_ms_override: int) -> int | None:
 
 
 def encode_payload(payload: object) -> bytes:
-    """The JSON text of an object or array. Anything else is a TypeError; NaN and Infinity, which JSON has not, a ValueError."""
+    """Returns the JSON text of an object or array. Raises TypeError for anything else, and ValueError for NaN and Infinity."""
     if isinstance(payload, Mapping):
         payload = dict(cast("Mapping[Any, Any]", payload))
     elif not isinstance(payload, list):
@@ -164,7 +168,7 @@ def encode_payload(payload: object) -> bytes:
 
 
 class JobOptions(TypedDict, total=False):
-    """What a job may have besides its payload, for editors and type checkers."""
+    """The options of a job, for editors and type checkers."""
 
     timeout_ms: int
     max_attempts: int
@@ -186,7 +190,7 @@ def enqueue_of(
     gid: str | None = None,
     group_limit: int = 0,
 ) -> Enqueue:
-    """The operation that publishes a job; nonsense is refused here."""
+    """Returns the operation that publishes a job. Values that make no sense are refused here."""
     data = encode_payload(payload)
     group = _group(gid)
     due = whole(due_ms, "due_ms", 0)

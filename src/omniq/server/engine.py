@@ -1,4 +1,4 @@
-"""Turns: what all connections sent meanwhile becomes one call of `apply`, so that one commit carries it."""
+"""Turns: the commands that all connections sent meanwhile become one call of `apply`, so that they share one commit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from omniq.errors import DriverClosed, DuplicateId, Invalid, Refused, StoreError
-from omniq.models import Record, new_token
-from omniq.operations import Operation, Release, Reserve, Reserved
-from omniq.server.numbers import Numbers
-from omniq.server.steps import GiveBack, Job, is_number
+from omniq.models import new_token
+from omniq.operations import Operation, Reserve, Reserved
+from omniq.presence import Presence
+from omniq.server.numbers import TaskNumbers
+from omniq.server.steps import GiveBack, Step, is_number
 from omniq.server.task_log import tell
-from omniq.server.waiting import Line, Lines, Waiter
+from omniq.server.waiting import WaitingFetch, WaitingLine, WaitingLines
 from omniq.storage.base import BaseStorage, Result
-from omniq.storage.sending import Repeats, Sending, Unsendable
+from omniq.storage.sending import Repeats, Sending, Unsendable, until_answered
+from omniq.turns import release
 
 if TYPE_CHECKING:
     from omniq.server.session import Session
@@ -24,18 +26,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("omniq.server")
 
 LEASE_US = 30_000_000  # renewed while the connection lives; a killed server's tasks come back when it ends, at the latest
-MAX_JOBS = 1000  # per turn, so that nobody waits long for the commit of others
+MAX_STEPS = 1000  # per turn, so that nobody waits long for the commit of others
 MAX_RESERVE = 1000
-UNKNOWN_PAUSES_S = (0.05, 0.1, 0.2)  # connections wait meanwhile
+REPEAT_FOR_S = 0.5  # connections wait meanwhile
 UNKNOWN = "a PUSH with an idempotency_key may be sent again"
 
 
-class FetchTasks(Job):
+class FetchTasks(Step):
     """A FETCH that takes its place in a line once everything before it is on its way."""
 
     __slots__ = ("queues", "waiter")
 
-    def __init__(self, session: Session, queues: tuple[str, ...], waiter: Waiter) -> None:
+    def __init__(self, session: Session, queues: tuple[str, ...], waiter: WaitingFetch) -> None:
         super().__init__(session)
         self.queues, self.waiter = queues, waiter
 
@@ -44,15 +46,15 @@ class FetchTasks(Job):
 
 
 class Engine:
-    """Gathers jobs and waiters, and carries them out turn by turn. One turn is under way at a time, so order is kept."""
+    """Gathers steps and waiters, and carries them out turn by turn. One turn is under way at a time, so order is kept."""
 
-    def __init__(self, storage: BaseStorage, worker: str) -> None:
-        self.storage, self.worker = storage, worker
-        self.numbers = Numbers(storage)
-        self.lines = Lines(storage, self.kick)
+    def __init__(self, storage: BaseStorage, presence: Presence) -> None:
+        self.storage, self._presence = storage, presence
+        self.numbers = TaskNumbers(storage)
+        self.lines = WaitingLines(storage, self.kick)
         self.turns = 0
         self._seen = 0
-        self._jobs: deque[Job] = deque()
+        self._steps: deque[Step] = deque()
         self._awake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -62,14 +64,14 @@ class Engine:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def add(self, job: Job) -> None:
-        self._jobs.append(job)
+    def add(self, step: Step) -> None:
+        self._steps.append(step)
         if not self._awake.is_set():
             self._awake.set()
 
-    def add_first(self, jobs: Iterable[Job]) -> None:
-        """Ahead of everything: what is given back may be what somebody waits for."""
-        self._jobs.extendleft(jobs)
+    def add_first(self, steps: Iterable[Step]) -> None:
+        """Add steps ahead of all others: somebody may wait for a task that is given back."""
+        self._steps.extendleft(steps)
         self.kick()
 
     def kick(self) -> None:
@@ -77,12 +79,12 @@ class Engine:
 
     async def settle(self) -> None:
         """Return when everything that was added has been carried out."""
-        while self._jobs or not self._idle.is_set():
+        while self._steps or not self._idle.is_set():
             await self._idle.wait()
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Carry out what was added, then end."""
+        """Carry out all steps that were added, then end."""
         self.lines.close_all()
         await self.settle()
         self._closing = True
@@ -93,7 +95,7 @@ class Engine:
 
     async def _run(self) -> None:
         while not self._closing:
-            if not self._jobs and not self.lines.hungry:
+            if not self._steps and not self.lines.hungry:
                 self._awake.clear()
                 self._idle.set()
                 await self._awake.wait()
@@ -110,18 +112,18 @@ class Engine:
     async def _turn(self) -> None:
         self.turns += 1
         self._seen = self.storage.changes  # before the look, so that nothing after it is missed
-        jobs = self._take_jobs()
+        steps = self._take_steps()
         served = [(line, self._reserve(line, share)) for line, share in self.lines.to_serve()]
         try:
-            answers, reserved = await self._carry_out(jobs, [op for _, op in served])
+            answers, reserved = await self._carry_out(steps, [op for _, op in served])
         except Exception as exc:  # whoever asked is told
             log.error("the store failed: %s", exc, exc_info=not isinstance(exc, StoreError))
-            self._tell_failure(jobs, [line for line, _ in served], exc)
+            self._tell_failure(steps, [line for line, _ in served], exc)
             return
         touched: dict[Session, None] = {}
-        for job, answer in zip(jobs, answers, strict=True):
-            session = job.session
-            line = _reply(job, answer)
+        for step, answer in zip(steps, answers, strict=True):
+            session = step.session
+            line = _reply(step, answer)
             if session is not None:
                 session.settled(line)
                 touched[session] = None
@@ -134,86 +136,80 @@ class Engine:
         for session in touched:
             session.go_on()
 
-    def _reserve(self, line: Line, share: int) -> Reserve:
+    def _reserve(self, line: WaitingLine, share: int) -> Reserve:
         limit = min(share, MAX_RESERVE)
-        return Reserve(queues=line.queues, limit=limit, token=new_token(), lease_us=LEASE_US, worker=self.worker)
+        return Reserve(queues=line.queues, limit=limit, token=new_token(), lease_us=LEASE_US, worker=self._presence.worker)
 
-    def _take_jobs(self) -> list[Job]:
-        jobs: list[Job] = []
-        waiting = self._jobs
-        while waiting and len(jobs) < MAX_JOBS:
-            job = waiting.popleft()
-            if isinstance(job, FetchTasks):
-                session = cast("Session", job.session)
-                if session.wants(job.waiter):
-                    session.line = self.lines.join(job.queues, job.waiter)
-                    if not job.queues:  # names that no queue can have: there will never be anything
-                        session.found_nothing(job.waiter)
-            jobs.append(job)
-        return jobs
+    def _take_steps(self) -> list[Step]:
+        steps: list[Step] = []
+        waiting = self._steps
+        while waiting and len(steps) < MAX_STEPS:
+            step = waiting.popleft()
+            if isinstance(step, FetchTasks):
+                session = cast("Session", step.session)
+                if session.wants(step.waiter):
+                    session.line = self.lines.join(step.queues, step.waiter)
+                    if not step.queues:  # names that no queue can have: there will never be anything
+                        session.found_nothing(step.waiter)
+            steps.append(step)
+        return steps
 
-    async def _carry_out(self, jobs: list[Job], reserves: list[Reserve]) -> tuple[list[Result | None], list[Result]]:
-        wanted = sum(job.numbers for job in jobs)
+    async def _carry_out(self, steps: list[Step], reserves: list[Reserve]) -> tuple[list[Result | None], list[Result]]:
+        wanted = sum(step.numbers for step in steps)
         numbers = iter(await self.numbers.take(wanted) if wanted else ())
         transactions: list[tuple[Operation, ...]] = []
         places: list[int] = []
-        answers: list[Result | None] = [None] * len(jobs)
-        for place, job in enumerate(jobs):
-            transaction = job.transaction(numbers)
+        answers: list[Result | None] = [None] * len(steps)
+        for place, step in enumerate(steps):
+            transaction = step.transaction(numbers)
             if transaction is not None:
                 transactions.append(transaction)
                 places.append(place)
         results = await self._apply([*transactions, *((op,) for op in reserves)])
         for place, result in zip(places, results, strict=False):
             answers[place] = result
-        await self._renumber(jobs, answers)
+        await self._renumber(steps, answers)
         return answers, results[len(places) :]
 
-    async def _renumber(self, jobs: list[Job], answers: list[Result | None]) -> None:
+    async def _renumber(self, steps: list[Step], answers: list[Result | None]) -> None:
         """A task of another door may have a number for an id: then the next number is tried."""
-        for place, job in enumerate(jobs):
+        for place, step in enumerate(steps):
             while isinstance(answers[place], DuplicateId):
-                numbers = iter(await self.numbers.take(job.numbers))
-                transaction = job.transaction(numbers)
+                numbers = iter(await self.numbers.take(step.numbers))
+                transaction = step.transaction(numbers)
                 assert transaction is not None
                 (answers[place],) = await self._apply([transaction])
 
     async def _apply(self, transactions: list[tuple[Operation, ...]]) -> list[Result]:
         if not transactions:
             return []
-        sending, repeats = Sending(transactions), Repeats(transactions, pauses_s=UNKNOWN_PAUSES_S, advice=UNKNOWN)
-        while True:
-            try:
-                results = await sending.send(self.storage)
-            except StoreError as exc:
-                pause = repeats.after(exc)
-            else:
-                tell(transactions, results)
-                return results
-            await asyncio.sleep(pause)
+        sending, repeats = Sending(transactions), Repeats(transactions, for_s=REPEAT_FOR_S, advice=UNKNOWN)
+        results = await until_answered(lambda _: sending.send(self.storage), repeats)
+        tell(transactions, results)
+        return results
 
-    def _tell_failure(self, jobs: list[Job], lines: list[Line], exc: Exception) -> None:
+    def _tell_failure(self, steps: list[Step], lines: list[WaitingLine], exc: Exception) -> None:
         touched: dict[Session, None] = {}
-        for job in jobs:
-            if job.session is not None:
-                job.session.settled(job.failed(exc))
-                touched[job.session] = None
-            elif isinstance(job, GiveBack) and not isinstance(exc, DriverClosed):
-                asyncio.get_running_loop().call_later(0.5, self.add, job)
+        for step in steps:
+            if step.session is not None:
+                step.session.settled(step.failed(exc))
+                touched[step.session] = None
+            elif isinstance(step, GiveBack) and not isinstance(exc, DriverClosed):
+                asyncio.get_running_loop().call_later(0.5, self.add, step)
         for line in lines:
             self._tell_waiters(line, exc, touched)
         for session in touched:
             session.go_on()
 
     @staticmethod
-    def _tell_waiters(line: Line, exc: Exception, touched: dict[Session, None]) -> None:
+    def _tell_waiters(line: WaitingLine, exc: Exception, touched: dict[Session, None]) -> None:
         for waiter in list(line.waiters):
             waiter.session.fetch_failed(exc)
             touched[waiter.session] = None
 
     # -- tasks to waiters --------------------------------------------------------------------------
 
-    async def _hand_out(self, line: Line, op: Reserve, reserved: Reserved, touched: dict[Session, None]) -> None:
+    async def _hand_out(self, line: WaitingLine, op: Reserve, reserved: Reserved, touched: dict[Session, None]) -> None:
         foreign = [task.id for task in reserved.tasks if not is_number(task.id)]
         given = dict(zip(foreign, await self._numbers_for(len(foreign)), strict=True)) if foreign else {}
         served, left = line.deal(reserved.tasks)
@@ -222,6 +218,8 @@ class Engine:
             waiter.got = []
             waiter.session.served(waiter, tasks)
             touched[waiter.session] = None
+        if served:
+            self._presence.take(reserved.tasks)
         if left:  # somebody left while the store was asked
             self.add_first([GiveBack(release(task)) for task in left])
         if len(reserved.tasks) == op.limit:
@@ -230,7 +228,7 @@ class Engine:
         for waiter in line.newcomers():
             waiter.session.found_nothing(waiter)
         if line.waiters:
-            line.sleep(reserved, self._seen)
+            line.watch.begin(self._seen, reserved.next_at_us, paused=bool(reserved.paused))
 
     async def _numbers_for(self, n: int) -> list[int]:
         while True:
@@ -241,12 +239,8 @@ class Engine:
                 await asyncio.sleep(0.2)
 
 
-def _reply(job: Job, answer: Result | None) -> bytes | None:
-    """What cannot be sent for another reason than the client's own words is a failure of ours."""
+def _reply(step: Step, answer: Result | None) -> bytes | None:
+    """Returns the reply to a step. If it cannot be sent, and not because of the client's own words, the server has failed."""
     if isinstance(answer, Unsendable) and not isinstance(answer.__cause__, Invalid):
-        return job.failed(answer)
-    return job.reply(answer)
-
-
-def release(task: Record) -> Release:
-    return Release(queue=task.queue, id=task.id, token=cast(str, task.token), late=True)
+        return step.failed(answer)
+    return step.reply(answer)

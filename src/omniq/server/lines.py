@@ -1,16 +1,17 @@
-"""Cuts a stream of bytes into lines, with a bound on what is kept."""
+"""Cuts a stream of bytes into lines, and keeps a bounded part of it."""
 
 from __future__ import annotations
 
 
-class Lines:
-    """Feed it what came; it gives complete lines without their ends (LF or CRLF), and None for one that was too long."""
+class LineBuffer:
+    """Takes bytes as they come, and gives complete lines without their ends (LF or CRLF). None stands for a line too long."""
 
     __slots__ = ("_rest", "_skipping", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._rest = bytearray()
+        # Inside a line that is too long: its beginning was dropped, and so is the rest up to its end.
         self._skipping = False
 
     @property

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from omniq.errors import Refused, TaskNotFound
-from omniq.models import State, status_of
-from omniq.operations import Cancel, Cancelled
+from omniq import following
+from omniq.errors import Refused
+from omniq.models import Record, State, status_of
 from omniq.server import protocol
 from omniq.server.steps import number_of
 from omniq.storage.base import BaseStorage
@@ -29,39 +28,26 @@ async def info(storage: BaseStorage) -> bytes:
 
 
 async def cancel(storage: BaseStorage, task_id: str) -> bytes:
-    for _ in range(3):  # it may move to its dead queue between the look and the call
-        record = await storage.get(task_id)
-        if record is None:
-            break
-        (answer,) = await storage.send([(Cancel(queue=record.queue, id=task_id),)])
-        if isinstance(answer, TaskNotFound):
-            continue
-        if isinstance(answer, Refused):
-            return protocol.err(str(answer))
-        state = cast(Cancelled, answer[0]).state
-        return protocol.ok({"cancelled": state is State.CANCELLED, "status": status_of(state, record.attempts).value})
-    return protocol.err(NO_SUCH_TASK)
+    try:
+        found = await following.cancel(storage, task_id)
+    except Refused as exc:
+        return protocol.err(str(exc))
+    if found is None:
+        return protocol.err(NO_SUCH_TASK)
+    record, state = found
+    return protocol.ok({"cancelled": state is State.CANCELLED, "status": status_of(state, record.attempts).value})
 
 
 async def result(storage: BaseStorage, task_id: str, timeout_s: float, unwanted: Callable[[], bool]) -> bytes:
-    """How a task ended; one that has not after `timeout_s`, or when the answer is `unwanted`, as it stands."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while True:
-        seen = storage.changes
-        record = await storage.get(task_id)
-        stored = (await storage.results([task_id])).get(task_id)
-        left = deadline - loop.time()
-        if stored is not None or record is None or left <= 0 or unwanted():
-            break
-        await storage.wait(tasks=[task_id], timeout=min(left, 1.0), after=seen)
-    if stored is not None:
-        body: dict[str, Any] = {"id": number_of(task_id), "status": status_of(stored.state, stored.attempts).value}
-        if stored.result is not None:
-            body["result"] = msgspec.Raw(protocol.on_one_line(stored.result))
-        if stored.error is not None:
-            body["error"] = str(stored.error)
-        return protocol.ok(body | {"attempts": stored.attempts})
-    if record is None:
+    """Returns how a task ended, or how it stands after `timeout_s`, and as soon as the answer is `unwanted`."""
+    found = await following.until_ended(storage, task_id, timeout_s, unwanted)
+    if found is None:
         return protocol.err(NO_SUCH_TASK)
-    return protocol.ok({"id": number_of(task_id), "status": record.status.value, "attempts": record.attempts})
+    if isinstance(found, Record):
+        return protocol.ok({"id": number_of(task_id), "status": found.status.value, "attempts": found.attempts})
+    body: dict[str, Any] = {"id": number_of(task_id), "status": status_of(found.state, found.attempts).value}
+    if found.result is not None:
+        body["result"] = msgspec.Raw(protocol.on_one_line(found.result))
+    if found.error is not None:
+        body["error"] = str(found.error)
+    return protocol.ok(body | {"attempts": found.attempts})

@@ -1,4 +1,4 @@
-"""What a server counts, and how Prometheus reads it."""
+"""The counters of a server, and how Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniq.server")
 
+# Prometheus gives up after ten seconds by default: without the counts it still gets the rest.
 SCRAPE_S = 5.0
 
 
@@ -33,7 +34,7 @@ class Tally(msgspec.Struct):
     missed_heartbeats: int = 0
 
     def count_replies(self, lines: bytes) -> None:
-        """All replies of a batch at once; a line end never stands inside one."""
+        """Count the replies of a batch at once: a line end never stands inside a reply."""
         left = lines.count(b"\n")
         for word, begin in _OTHERS:
             if number := lines.count(begin) + lines.startswith(begin[1:]):
@@ -43,7 +44,7 @@ class Tally(msgspec.Struct):
 
 
 def start_metrics(server: Server, host: str, port: int) -> tuple[int, Callable[[], None]]:
-    """Serve the metrics of a server over HTTP, from a thread; the port, and how to stop."""
+    """Serve the metrics of a server over HTTP, from a thread. Returns the port, and a function that stops it."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as exc:
@@ -61,7 +62,7 @@ def start_metrics(server: Server, host: str, port: int) -> tuple[int, Callable[[
 
 
 class _Collector:
-    """Reads the counters when it is asked; the tasks per queue come from the store."""
+    """Reads the counters when it is asked. The tasks per queue come from the store."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -75,6 +76,7 @@ class _Collector:
 
         server, tally = self._server, self._server.tally
         yield GaugeMetricFamily("masenko_clients_total", "Connections now.", value=len(server.connections))
+        # Verbs that nobody has used yet are shown with 0: a rate needs a first value.
         for name, text, counts, known in (
             ("masenko_requests", "Commands carried out, by verb.", tally.requests, VERBS),
             ("masenko_responses", "Replies sent, by their first word.", tally.replies, WORDS),

@@ -8,14 +8,16 @@ from collections import deque
 
 from omniq.storage.base import BaseStorage
 
-BUSY_S = 0.05  # turns that follow each other so quickly count as load
+# So many turns that follow each other so quickly are load. A burst of a few is none: ids would have gaps for nothing.
+BUSY_S = 0.05
 BUSY_TURNS = 16
-AHEAD = 4  # how many turns of the present size to fetch ahead under load
+# How many turns of the present size to fetch ahead under load.
+AHEAD = 4
 MAX_AHEAD = 20_000
 
 
-class Numbers:
-    """Takes exactly what is needed, so that ids have no gaps; under load more, so that they cost no commit of their own."""
+class TaskNumbers:
+    """Takes only the numbers that are needed, so that ids have no gaps. Under load it takes more, to save commits."""
 
     def __init__(self, storage: BaseStorage) -> None:
         self._storage = storage

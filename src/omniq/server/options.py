@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from omniq.backoff import Backoff, parse_backoff
 from omniq.durations import parse_duration
 from omniq.errors import ConfigError, Invalid
-from omniq.policy import Backoff, parse_backoff
 
 # Retry n waits n⁴ seconds, at most ten years; exactly so, without jitter.
 QUARTIC = Backoff(kind="quartic", base_ms=1000, max_ms=10 * 365 * 86_400_000, jitter=0)
@@ -76,7 +76,7 @@ DURATIONS = ("heartbeat", "grace")
 
 
 def make_options(**given: Any) -> ServeOptions:
-    """Options from texts and numbers, as a command line or an environment has them; what is None was not given."""
+    """Make options of texts and numbers, as a command line or an environment has them. None stands for the default."""
     values = {name: value for name, value in given.items() if value is not None}
     for name in DURATIONS:
         if isinstance(values.get(name), str):

@@ -20,6 +20,7 @@ from omniq.errors import Invalid
 from omniq.models import MAX_BLOCKERS, to_us
 
 DEFAULT_RETRY = 20
+# Attempts are one more than retries, and fit a signed number of 32 bits.
 MAX_RETRY = (1 << 31) - 2
 MAX_QUEUES = 255
 MIN_INTERVAL_NS = 1_000_000
@@ -44,33 +45,33 @@ Whole = Annotated[int, Meta(ge=0)]
 
 
 class ProtocolError(Exception):
-    """A line that is no good; its text is what the client is told."""
+    """A command that is refused, with the text that the client is told."""
 
 
 # -- commands ------------------------------------------------------------------------------------
 
 
 class Command(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every command is. Fields are named as on the wire."""
+    """The base of all commands. Fields are named as on the wire."""
 
 
-class Ping(Command):
+class PingCommand(Command):
     pass
 
 
-class Info(Command):
+class InfoCommand(Command):
     pass
 
 
-class Quit(Command):
+class QuitCommand(Command):
     pass
 
 
-class Atomic(Command):
+class AtomicCommand(Command):
     pass
 
 
-class Push(Command):
+class PushCommand(Command):
     name: str | None = None
     queue: str | None = None
     deadqueue: str | None = None
@@ -98,7 +99,7 @@ class Push(Command):
         return None if self.interval is None else cast(int, self.interval) // 1000
 
 
-class Fetch(Command):
+class FetchCommand(Command):
     queues: list[str] | UnsetType | None = UNSET
     timeout: int | str | UnsetType | None = UNSET
     count: int | None = None
@@ -109,7 +110,7 @@ class Fetch(Command):
         return None if self.timeout is UNSET else cast(int, self.timeout)
 
 
-class Ack(Command):
+class AckCommand(Command):
     id: Whole | None = None
     result: Raw | UnsetType = UNSET
 
@@ -118,20 +119,20 @@ class Ack(Command):
         return None if self.result is UNSET else bytes(self.result)
 
 
-class Nack(Command):
+class NackCommand(Command):
     id: Whole | None = None
     error: str | None = None
 
 
-class Extend(Command):
+class ExtendCommand(Command):
     id: Whole | None = None
 
 
-class Cancel(Command):
+class CancelCommand(Command):
     id: Whole | str | None = None
 
 
-class Result(Command):
+class ResultCommand(Command):
     id: Whole | str | None = None
     timeout: int | str | None = None
 
@@ -140,7 +141,7 @@ class Result(Command):
         return cast("int | None", self.timeout) or 0
 
 
-class Auth(Command):
+class AuthCommand(Command):
     token: str | None = None
 
 
@@ -181,7 +182,8 @@ def _decoder(kind: type[C]) -> Callable[[bytes], C]:
         try:
             return exact(body)
         except msgspec.ValidationError:
-            # Rare: an attribute that is not known is ignored, and names match whatever their case.
+            # The exact decoder refuses what it does not know, which is rare. Then the slow way: an attribute that is not known
+            # is ignored, and names match whatever their case. What is wrong all the same is refused with the decoder's words.
             given = _any_object(body)
             fields = {known[name.lower()]: value for name, value in given.items() if name.lower() in known}
             return exact(msgspec.json.encode(fields))
@@ -192,11 +194,11 @@ def _decoder(kind: type[C]) -> Callable[[bytes], C]:
 _any_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
-_decode_push = _decoder(Push)
-_decode_fetch = _decoder(Fetch)
+_decode_push = _decoder(PushCommand)
+_decode_fetch = _decoder(FetchCommand)
 
 
-def _parse_push(body: bytes) -> Push:
+def _parse_push(body: bytes) -> PushCommand:
     try:
         push = _decode_push(body)
         if push.payload is not UNSET:
@@ -222,6 +224,7 @@ def _parse_push(body: bytes) -> Push:
         raise ProtocolError("cannot unmarshal payload")
     if push.blocked_by is not None and len(push.blocked_by) > MAX_BLOCKERS:
         raise ProtocolError(f"at most {MAX_BLOCKERS} blocked by task IDs can be provided")
+    # One comparison spares nearly all commands the checks behind it.
     extras = (push.group, push.group_limit, push.idempotency_key, push.interval)
     if extras != _NO_EXTRAS:
         _check_extras(push)
@@ -231,7 +234,7 @@ def _parse_push(body: bytes) -> Push:
 _NO_EXTRAS = (None, None, None, None)
 
 
-def _check_extras(push: Push) -> None:
+def _check_extras(push: PushCommand) -> None:
     for what, value in (("idempotency_key", push.idempotency_key), ("group", push.group)):
         if value is not None and (not 1 <= len(value) <= 255 or "\0" in value):
             raise ProtocolError(f"invalid {what}: 1 to 255 characters without NUL")
@@ -243,13 +246,14 @@ def _check_extras(push: Push) -> None:
 
 def _compact(payload: Raw) -> Raw:
     if not bytes(payload).isascii():
-        bytes(payload).decode()  # msgspec does not look inside the strings of a raw value
+        # msgspec does not look inside the strings of a raw value: without this, bytes that are no UTF-8 would be stored.
+        bytes(payload).decode()
     return Raw(msgspec.json.format(bytes(payload), indent=-1))
 
 
-def _parse_fetch(body: bytes) -> Fetch:
+def _parse_fetch(body: bytes) -> FetchCommand:
     if not body.strip():
-        return Fetch()
+        return FetchCommand()
     try:
         fetch = _decode_fetch(body)
         fetch.timeout = _nanoseconds(fetch.timeout)
@@ -287,19 +291,19 @@ def _needs_id(kind: type[C], finish: Callable[[C], None] | None = None) -> Calla
     return parse_body
 
 
-def _compact_result(ack: Ack) -> None:
+def _compact_result(ack: AckCommand) -> None:
     if ack.result is not UNSET:
         ack.result = _compact(ack.result)
 
 
-def _read_timeout(result: Result) -> None:
+def _read_timeout(result: ResultCommand) -> None:
     if result.timeout is not None:
         result.timeout = cast(int, _nanoseconds(result.timeout))
 
 
-def _parse_auth(body: bytes) -> Auth:
+def _parse_auth(body: bytes) -> AuthCommand:
     try:
-        return _decoder(Auth)(body)
+        return _decoder(AuthCommand)(body)
     except _MALFORMED as exc:
         raise ProtocolError(f"unmarshal payload: {_decoder_text(exc)}") from None
 
@@ -311,15 +315,15 @@ def _decoder_text(exc: BaseException) -> str:
 _PARSERS: dict[bytes, Callable[[bytes], Command]] = {
     b"PUSH": _parse_push,
     b"FETCH": _parse_fetch,
-    b"ACK": _needs_id(Ack, _compact_result),
-    b"NACK": _needs_id(Nack),
-    b"PING": _ignoring(Ping()),
-    b"INFO": _ignoring(Info()),
-    b"QUIT": _ignoring(Quit()),
-    b"ATOMIC": _ignoring(Atomic()),
-    b"EXTEND": _needs_id(Extend),
-    b"CANCEL": _needs_id(Cancel),
-    b"RESULT": _needs_id(Result, _read_timeout),
+    b"ACK": _needs_id(AckCommand, _compact_result),
+    b"NACK": _needs_id(NackCommand),
+    b"PING": _ignoring(PingCommand()),
+    b"INFO": _ignoring(InfoCommand()),
+    b"QUIT": _ignoring(QuitCommand()),
+    b"ATOMIC": _ignoring(AtomicCommand()),
+    b"EXTEND": _needs_id(ExtendCommand),
+    b"CANCEL": _needs_id(CancelCommand),
+    b"RESULT": _needs_id(ResultCommand, _read_timeout),
     b"AUTH": _parse_auth,
 }
 
@@ -327,14 +331,14 @@ _PARSERS: dict[bytes, Callable[[bytes], Command]] = {
 # -- the commands of a transaction ---------------------------------------------------------------
 
 
-def parse_in_transaction(number: int, line: bytes, pushes: int) -> Push | Ack:
-    """The command of a line between ATOMIC and DONE; `pushes` are those before it. Relative blockers are checked."""
+def parse_in_transaction(number: int, line: bytes, pushes: int) -> PushCommand | AckCommand:
+    """Returns the command of a line between ATOMIC and DONE, which `pushes` pushes precede. Relative blockers are checked."""
     verb = verb_of(line)
     if verb not in ("PUSH", "ACK"):
         raise ProtocolError(f"{verb} is not allowed in transaction.")
     try:
-        command = cast("Push | Ack", parse(line))
-        if isinstance(command, Push) and command.blocked_by:
+        command = cast("PushCommand | AckCommand", parse(line))
+        if isinstance(command, PushCommand) and command.blocked_by:
             check_positions(command.blocked_by, pushes)
     except ProtocolError as exc:
         raise ProtocolError(f"message {number}: {verb}: {exc}") from None
@@ -342,7 +346,7 @@ def parse_in_transaction(number: int, line: bytes, pushes: int) -> Push | Ack:
 
 
 def check_positions(blocked_by: Iterable[int], pushes: int) -> None:
-    """-1 is the last PUSH before this one, and so on; a positive number is an id."""
+    """Check relative positions: -1 is the last PUSH before this one, and so on. A positive number is an id."""
     for blocker in blocked_by:
         if blocker == 0:
             raise ProtocolError("cannot self reference in blocked by")
@@ -400,7 +404,7 @@ def fetched_many(several: list[bytes]) -> bytes:
 
 
 def on_one_line(payload: bytes) -> bytes:
-    """A payload that another door wrote, as JSON without line ends; what is no JSON becomes a string."""
+    """Returns a payload of another door as JSON without line ends. A payload that is not JSON becomes a string."""
     try:
         payload.decode()
         return msgspec.json.format(payload, indent=-1)
@@ -414,6 +418,7 @@ _places: dict[tuple[str, str], bytes] = {}
 
 def _place(queue: str, name: str) -> bytes:
     made = b'"queue":"%b","name":%b' % (queue.encode(), _json(name))
+    # Made once per queue and name; not without a bound, since clients choose the names.
     if len(_places) < 10_000:
         _places[queue, name] = made
     return made

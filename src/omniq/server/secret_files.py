@@ -1,4 +1,4 @@
-"""Files that hold a secret: who else can read them?"""
+"""Files that hold a secret, and who else can read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 
 
 def readable_by_others(path: str, what: str) -> str | None:
-    """A sentence for whoever runs this, if the file's mode lets other users read it; None also where modes mean nothing."""
+    """Returns a warning if the file's mode lets other users read it. None if not, and where modes mean nothing."""
     if os.name != "posix":
         return None
     try:

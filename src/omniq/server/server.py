@@ -1,4 +1,4 @@
-"""The server: listens, keeps the leases of what its connections hold, and stops in good order."""
+"""The server: listens, keeps the leases of the tasks that its connections hold, and stops in good order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
-import socket
 import ssl
 import time
 from collections import Counter
@@ -15,25 +13,22 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self, cast
 
-from omniq.errors import ConfigError, OmniQError, Refused, StoreError
-from omniq.heartbeat import TELL_S
-from omniq.models import new_id
-from omniq.operations import Beat, Extended, Retention, WorkerInfo
+from omniq.errors import ConfigError, OmniQError
+from omniq.models import Record
+from omniq.operations import Retention
 from omniq.policy import SERVER_PREFIX
+from omniq.presence import Presence
 from omniq.server import protocol
 from omniq.server.engine import LEASE_US, Engine
-from omniq.server.lines import Lines
+from omniq.server.lines import LineBuffer
 from omniq.server.metrics import Tally, start_metrics
 from omniq.server.options import ServeOptions
 from omniq.server.secret_files import readable_by_others
-from omniq.server.session import Session, extend_of
+from omniq.server.session import Session
 from omniq.storage.base import BaseStorage
-from omniq.storage.sending import Sending, Unsendable
-from omniq.upkeep import Upkeep
 
 log = logging.getLogger("omniq.server")
 
-EXTEND_BATCH = 500
 READ_HIGH = 256 * 1024  # bytes of replies that wait for a client before its commands wait too
 LAST_S = 1.0  # of the grace time, for handing tasks back
 HANDSHAKE_S = 10.0  # how long a client may take to agree on TLS
@@ -63,22 +58,30 @@ class Server:
         raise_file_limit()
         self._loop = asyncio.get_running_loop()
         self._tls = _tls_context(self.options)
-        self.worker_id = f"{SERVER_PREFIX}{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
+        self._presence = Presence(
+            self.storage,
+            self._retention,
+            held=self._held,
+            queues=self._queues,
+            busy=self._busy,
+            on_cancel=self._cancel,
+            on_lost=self._lose,
+            lease_us=LEASE_US,
+            prefix=SERVER_PREFIX,
+        )
+        self.engine = Engine(self.storage, self._presence)
         await self.storage.open()
-        await self.storage.hold_worker(self.worker_id)
-        await self.storage.reclaim(lost_workers=await self.storage.lost_workers())  # what the last one held goes first
-        self._started_us = self.storage.clock()
-        self.engine = Engine(self.storage, self.worker_id)
+        await self._presence.arrive()
         try:
+            await self.storage.reclaim(lost_workers=await self.storage.lost_workers())  # what the last one held goes first
+            await self.storage.apply([self._presence.beat()])
             await self._listen()
         except BaseException:
-            await self.storage.release_worker(self.worker_id)
+            await self._presence.leave()
             raise
         self.engine.start()
-        self._upkeep = Upkeep(self.storage, self._retention, self.worker_id)
-        self._tasks = [
-            self._loop.create_task(work) for work in (self._keep_leases(), self._upkeep.run(), self._listen_to_hearts())
-        ]
+        self._presence.start()
+        self._listening_to_hearts = self._loop.create_task(self._listen_to_hearts())
 
     async def _listen(self) -> None:
         options = self.options
@@ -108,46 +111,6 @@ class Server:
 
     # -- while it runs -----------------------------------------------------------------------------
 
-    async def _keep_leases(self) -> None:
-        """What live connections hold stays theirs; the registry of workers shows this server."""
-        while True:
-            try:
-                await self._tell(self._info())
-                held = [(session, number) for session in list(self.connections) for number in session.held]
-                for start in range(0, len(held), EXTEND_BATCH):
-                    await self._extend(held[start : start + EXTEND_BATCH])
-            except StoreError as exc:
-                log.error("leases could not be renewed: %s", exc)
-            await self._tell_news(LEASE_US / 3e6)
-
-    async def _tell(self, info: WorkerInfo) -> None:
-        self._told = info
-        await self.storage.apply([(Beat(info=info),)])
-
-    async def _tell_news(self, seconds: float) -> None:
-        """For so long, the registry hears it soon when clients hold other tasks than before."""
-        end = self._loop.time() + seconds
-        while (left := end - self._loop.time()) > 0:
-            await asyncio.sleep(min(left, TELL_S))
-            info = self._info()
-            if info.busy != self._told.busy:
-                try:
-                    await self._tell(info)
-                except StoreError as exc:
-                    log.warning("the registry of workers was not told what clients hold: %s", exc)
-
-    async def _extend(self, held: list[tuple[Session, int]]) -> None:
-        found = [(session, number, task) for session, number in held if (task := session.held.get(number)) is not None]
-        answers = await Sending([(extend_of(task),) for _, _, task in found]).send(self.storage)
-        for (session, number, task), answer in zip(found, answers, strict=True):
-            if session.held.get(number) is not task or isinstance(answer, Unsendable):
-                continue
-            if isinstance(answer, Refused):
-                log.warning("task %s was lost: %s", task.id, answer, extra={"task_id": task.id})
-                del session.held[number]
-            else:
-                task.cancel_requested = cast(Extended, answer[0]).cancel_requested
-
     async def _listen_to_hearts(self) -> None:
         """One look at all connections instead of a timer for each; often enough to notice within a few per cent."""
         limit = self.options.heartbeat
@@ -161,18 +124,24 @@ class Server:
             longest = max((session.silent_s() for session in self.connections if not session.gone), default=0.0)
             await asyncio.sleep(max(min(limit - longest, limit / 8), limit / 200, 0.002))
 
-    def _info(self) -> WorkerInfo:
-        """What clients hold is what runs; the queues are those that they work on or wait for."""
-        held = Counter(task.queue for session in self.connections for task in session.held.values())
-        return WorkerInfo(
-            worker=self.worker_id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            queues=tuple(sorted(held.keys() | self.engine.lines.queues)),
-            running=held.total(),
-            busy=held,
-            started_at_us=self._started_us,
-        )
+    # What clients hold is what runs, and its leases are kept. All but the last two are asked in another thread.
+
+    def _held(self) -> list[Record]:
+        return [task for session in list(self.connections) for task in list(session.held.values())]
+
+    def _busy(self) -> Counter[str]:
+        return Counter(task.queue for task in self._held())
+
+    def _queues(self) -> tuple[str, ...]:
+        """Returns the queues that clients work on or wait for."""
+        return tuple(sorted({task.queue for task in self._held()} | self.engine.lines.queues))
+
+    def _cancel(self, task: Record) -> None:
+        task.cancel_requested = True
+
+    def _lose(self, task: Record) -> None:
+        if any(session.lose(task) for session in self.connections):
+            log.warning("task %s was lost: its lease ran out", task.id, extra={"task_id": task.id})
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -197,18 +166,12 @@ class Server:
         await self.engine.settle()
         for connection in list(self.connections.values()):
             connection.abort()
-        for task in self._tasks:
-            task.cancel()
-        self._upkeep.end.set()
-        await asyncio.gather(*self._tasks, *self._spawned, return_exceptions=True)
+        self._listening_to_hearts.cancel()
+        await asyncio.gather(self._listening_to_hearts, *self._spawned, return_exceptions=True)
         await self.engine.close()
         if self._stop_metrics is not None:
             await asyncio.to_thread(self._stop_metrics)
-        try:
-            await self.storage.apply([(Beat(info=self._info(), gone=True),)])
-        except StoreError as exc:
-            log.warning("leaving without a word to the store: %s", exc)
-        await self.storage.release_worker(self.worker_id)
+        await self._presence.leave()
 
     def _cut_off_the_silent(self) -> None:
         """Over TLS both sides say goodbye, and a client that is busy, frozen or gone does not."""
@@ -230,7 +193,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._lines = Lines(server.options.max_line)
+        self._lines = LineBuffer(server.options.max_line)
         self._session: Session | None = None
         self._reading = True
         self._closing = False
@@ -324,7 +287,7 @@ class Connection(asyncio.Protocol):
 
 @contextlib.contextmanager
 def _refusals(host: str, port: int, option: str) -> Generator[None, None, None]:
-    """What the system says when a port cannot be had, as a sentence."""
+    """Turn the system's error about a port into a sentence."""
     try:
         yield
     except OSError as exc:

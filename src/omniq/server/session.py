@@ -19,13 +19,15 @@ from omniq.operations import Extend, Operation
 from omniq.policy import after_failure
 from omniq.server import looking, protocol
 from omniq.server.atomic import Atomic, ack_of, is_too_big
-from omniq.server.engine import LEASE_US, Engine, FetchTasks, release
+from omniq.server.engine import LEASE_US, Engine, FetchTasks
 from omniq.server.metrics import Tally
 from omniq.server.options import ServeOptions
-from omniq.server.protocol import ProtocolError, Push
-from omniq.server.steps import EndTask, ExtendTask, GiveBack, Job, PushTask, Reply, Then, Transact
-from omniq.server.waiting import Line, Waiter
+from omniq.server.outbox import Outbox, Sink
+from omniq.server.protocol import ProtocolError, PushCommand
+from omniq.server.steps import EndTask, ExtendTask, GiveBack, PushTask, Reply, Step, Then, Transact, number_of
+from omniq.server.waiting import WaitingFetch, WaitingLine
 from omniq.translate import TCP
+from omniq.turns import release
 
 log = logging.getLogger("omniq.server")
 
@@ -33,19 +35,16 @@ MAX_UNANSWERED = 1000  # commands of one connection that the store has not answe
 MAX_BACKLOG = 4 * 1024 * 1024  # bytes of commands that one connection may have sent ahead
 MAX_AT_ONCE = 1000  # commands of one connection before others get their turn
 MAX_COUNT = 1000
+# Payloads in one reply to a FETCH with a count; the tasks beyond are given back. A single larger one is sent all the same.
 MAX_REPLY_BYTES = 8 * 1024 * 1024
+# Enough for AUTH. Whoever has not shown the token is given no more memory.
 UNAUTHENTICATED_LINE = 4096
-WRONG_TOKEN_S = 1.0  # how long the answer to a wrong token takes: whoever guesses must wait
-SENT_S = 0.005  # an event loop may send what it was given a moment later
+# How long the answer to a wrong token takes: whoever guesses must wait.
+WRONG_TOKEN_S = 1.0
 
 
-class Wire(Protocol):
-    """What a session needs of its connection."""
-
-    def send(self, data: bytes) -> None: ...
-    def unsent(self) -> int | None:
-        """How many bytes have not left this process; None when nobody knows any more."""
-        ...
+class Wire(Sink, Protocol):
+    """The part of a connection that a session needs."""
 
     def pace(self) -> None:
         """Read on, or no more for now, as `congested` says."""
@@ -56,7 +55,7 @@ class Wire(Protocol):
 
 
 class House(Protocol):
-    """What all sessions of a server share."""
+    """The part of a server that all its sessions share."""
 
     options: ServeOptions
     engine: Engine
@@ -67,35 +66,48 @@ class House(Protocol):
 
 
 class Session:
-    """Takes lines, answers with lines. `go_on` handles what may be handled now and sends what there is to send."""
+    """Takes lines and answers with lines. `go_on` handles the lines that may be handled now, and sends the replies."""
 
     def __init__(self, house: House, wire: Wire) -> None:
         self._house, self._wire = house, wire
         self._options, self._engine, self._tally = house.options, house.engine, house.tally
+        self._out = Outbox(wire, house.tally)
         self.backoff = house.options.backoff
         self.held: dict[int, Record] = {}
-        self.line: Line | None = None
+        self.line: WaitingLine | None = None
         self.heard_at = self._now()
+        # WaitingLines that are not carried out yet; None for one that was too long to be kept.
         self._inbox: deque[bytes | None] = deque()
-        self._ahead = 0  # bytes of commands since nothing was left to carry out
-        self._out: list[bytes] = []
+        # Bytes of commands since nothing was left to carry out: more than is waiting, and cheap to know.
+        self._ahead = 0
+        # Commands that the engine has and the store has not answered. Their replies come in order, so a reply that needs no
+        # store may be sent at once only while there are none.
         self._unanswered = 0
-        self._busy = False  # a command is under way that the next one must wait for
-        self._full = False  # the client does not read what it is sent
+        # A command is under way that the next one must wait for, such as FETCH: it may need what this one brings.
+        self._busy = False
+        # The client does not read what it is sent. Nothing more is carried out for it, or its replies would fill the memory.
+        self._full = False
+        # How much it had still to read when it was last looked at: while that becomes less, it is alive.
         self._backlog = 0
-        self._ended = False  # the client sends nothing more
-        self._leaving = False  # QUIT was answered
+        # The client sends nothing more, and may be gone: half-closed is how `printf … | nc` looks, and how a crash looks too.
+        self._ended = False
+        # The last reply was made, such as that to QUIT: when all is sent, the connection is closed.
+        self._leaving = False
+        # The connection is lost, and with it the tasks; what the store still answers for it is given back.
         self.gone = False
-        self._said = 0  # bytes of all replies so far
-        self._unsent: deque[tuple[int, int]] = deque()  # where the reply of a fetched task ends, and its number
-        self._watching = False
-        self._late: set[int] = set()  # tasks given to a client that had already stopped sending
+        # Tasks given to a client that had already stopped sending: it can acknowledge none, so none counts as a failure.
+        self._late: set[int] = set()
         self._atomic: Atomic | None = None
-        self._waiter: Waiter | None = None
-        self._fetch: tuple[int, float] = (0, 0.0)  # tasks per reply (0: one, without a list), seconds to wait
+        self._waiter: WaitingFetch | None = None
+        # Of the FETCH that waits: tasks per reply (0: one, without a list), and seconds to wait.
+        self._fetch: tuple[int, float] = (0, 0.0)
+        # The end of a FETCH's time, or of the pause before a wrong token is answered. Never both: each makes it busy.
         self._timer: asyncio.TimerHandle | None = None
-        self._refused = False  # a wrong token, of which the client hears in a moment
+        # The token was wrong, of which the client hears in a moment. Until then nothing is read: it might guess on.
+        self._refused = False
+        # When it was told to go. Over TLS it may be waited for to say goodbye, but not for ever.
         self.dismissed_at: float | None = None
+        # It has shown the token, or none is asked for.
         self._known = house.options.token is None
         if not self._known:
             wire.set_line_limit(UNAUTHENTICATED_LINE)
@@ -130,7 +142,7 @@ class Session:
 
     def receive(self, lines: Sequence[bytes | None]) -> None:
         self.heard_at = self._now()
-        self._note_sent()
+        self._out.note_sent()
         self._inbox.extend(lines)
         self._ahead += sum(map(len, filter(None, lines)))
         self.go_on()
@@ -138,12 +150,12 @@ class Session:
     def end_of_input(self) -> None:
         """The client has stopped sending, and may be gone altogether: it must not wait for a task any more."""
         self._ended = True
-        self._note_sent()
+        self._out.note_sent()
         self._wait_no_more()
         self.go_on()
 
     def stop_waiting(self) -> None:
-        """The server stops: whoever waits for a task, or for the answer to a wrong token, is told so."""
+        """The server stops: a client that waits for a task, or for the answer to a wrong token, is told so."""
         if self._refused and self._timer is not None:
             self._refuse()
         self._wait_no_more()
@@ -158,15 +170,16 @@ class Session:
         return True
 
     def congest(self, full: bool) -> None:
+        """The client does not read as fast as it is answered, or has caught up."""
         self._full, self._backlog = full, 0
         if full:
             self._wire.pace()
         else:
-            self._note_sent()
+            self._out.note_sent()
             self.go_on()
 
     def lost(self) -> None:
-        """The connection is gone, whatever the cause: each task it held has failed, if the client has seen it."""
+        """The connection is gone, for any cause: each task that it held has failed, if the client has seen it."""
         if self.gone:
             return
         self.gone = True
@@ -176,8 +189,8 @@ class Session:
             self._waiter = None
         self._inbox.clear()
         self._atomic = None
-        unseen = {number for _, number in self._unsent} | self._late
-        self.give_back("the connection was lost", unseen)
+        self._out.close()
+        self.give_back("the connection was lost", self._out.unseen | self._late)
 
     def give_back(self, reason: str, unseen: set[int] | None = None) -> None:
         """End all leases: a failure of each task, or none for those in `unseen`."""
@@ -186,16 +199,23 @@ class Session:
             spared = unseen is not None and number in unseen
             self._engine.add(GiveBack(release(task) if spared else self._failure(task, reason)))
 
+    def lose(self, task: Record) -> bool:
+        """Hold a task no more. Returns whether it was held here."""
+        number = number_of(task.id)
+        if isinstance(number, str):  # an id of another door was given a number
+            number = next((n for n, held in self.held.items() if held is task), 0)
+        return self.held.get(number) is task and self.held.pop(number) is task
+
     def let_go(self) -> None:
         """The server stops: hand everything back without spending an attempt."""
         self.give_back("", set(self.held))
 
     def dismiss(self, text: str) -> None:
-        """Tell the client why, and close. What it holds is dealt with by `lost`, or was before."""
+        """Tell the client why, and close. The tasks that it holds are given back by `lost`, or were before."""
         if not self.gone and self.dismissed_at is None:
             self.dismissed_at = self._now()
-            self._say(protocol.err(text))
-            self._flush()
+            self._out.say(protocol.err(text))
+            self._out.flush()
             self._wire.close()
 
     # -- from the engine ---------------------------------------------------------------------------
@@ -203,9 +223,9 @@ class Session:
     def settled(self, reply: bytes | None) -> None:
         self._unanswered -= 1
         if reply is not None:
-            self._say(reply)
+            self._out.say(reply)
 
-    def wants(self, waiter: Waiter) -> bool:
+    def wants(self, waiter: WaitingFetch) -> bool:
         return waiter is self._waiter and not self.gone
 
     def hold(self, number: int, task: Record) -> None:
@@ -214,7 +234,7 @@ class Session:
         else:
             self.held[number] = task
 
-    def served(self, waiter: Waiter, tasks: Sequence[tuple[int, Record]]) -> None:
+    def served(self, waiter: WaitingFetch, tasks: Sequence[tuple[int, Record]]) -> None:
         if waiter is not self._waiter:  # it went away in this very turn
             self._engine.add_first([GiveBack(release(task)) for _, task in tasks])
             return
@@ -228,29 +248,25 @@ class Session:
             if lines and size > MAX_REPLY_BYTES and self._fetch[0]:
                 self._engine.add_first([GiveBack(release(task))])
                 continue
+            # What came over this protocol was written on one line when it came.
             if payload is not None and task.origin != TCP:
                 payload = protocol.on_one_line(payload)
             lines.append(protocol.task(number, task.queue, task.name, payload, task.attempts - 1))
+            # It was sent, and is all that is large about a task: a client may hold thousands.
             task.payload = None
             self.held[number] = task
             taken.append(number)
         if self._ended:
             self._late.update(taken)
         if self._fetch[0]:
-            self._say(protocol.fetched_many(lines))
-            self._unsent.extend((self._said, number) for number in taken)
+            self._out.say_all_at_once(protocol.fetched_many(lines), taken)
         else:
-            said = self._said
-            for place, line in enumerate(lines):
-                lines[place] = reply = protocol.fetched(line)
-                said += len(reply)
-                self._unsent.append((said, taken[place]))
-            self._say(b"".join(lines))
+            self._out.say_one_by_one([protocol.fetched(line) for line in lines], taken)
         self._tally.requests["FETCH"] += 1 if self._fetch[0] else len(lines)
         if self._fetch[0] or not waiter.want:
             self._end_waiting()
 
-    def found_nothing(self, waiter: Waiter) -> None:
+    def found_nothing(self, waiter: WaitingFetch) -> None:
         """Nothing is there for the FETCH that is first in turn: now its time runs."""
         if waiter is not self._waiter:
             return
@@ -275,7 +291,7 @@ class Session:
                 break
         if not (inbox or self._unanswered):
             self._ahead = 0
-        self._flush()
+        self._out.flush()
         self._wire.pace()
         if self._leaving or (self._ended and not inbox):
             self._leave()
@@ -296,7 +312,7 @@ class Session:
             return
         try:
             command = protocol.parse(line)
-            if not self._known and not isinstance(command, protocol.Auth | protocol.Ping | protocol.Quit):
+            if not self._known and not isinstance(command, protocol.AuthCommand | protocol.PingCommand | protocol.QuitCommand):
                 raise ProtocolError(protocol.AUTH_REQUIRED)
             self._handlers[type(command)](self, command, line)
         except ProtocolError as exc:
@@ -309,11 +325,11 @@ class Session:
     def _line_limit(self) -> int:
         return self._options.max_line if self._known else UNAUTHENTICATED_LINE
 
-    def _ping(self, command: protocol.Ping, line: bytes) -> None:
+    def _ping(self, command: protocol.PingCommand, line: bytes) -> None:
         self._tally.requests["PING"] += 1
         self._reply(protocol.PONG)
 
-    def _push(self, push: Push, line: bytes) -> None:
+    def _push(self, push: PushCommand, line: bytes) -> None:
         if push.blocked_by:
             protocol.check_no_positions(push.blocked_by)
         if is_too_big(push, self._options):
@@ -321,7 +337,7 @@ class Session:
         self._tally.requests["PUSH"] += 1
         self._add(PushTask(self, push))
 
-    def _start_fetch(self, fetch: protocol.Fetch, line: bytes) -> None:
+    def _start_fetch(self, fetch: protocol.FetchCommand, line: bytes) -> None:
         options = self._options
         timeout_ns = options.heartbeat_ns // 2 if fetch.timeout_ns is None else fetch.timeout_ns
         self._check_timeout(timeout_ns)
@@ -340,18 +356,19 @@ class Session:
         if fetch.count is not None:
             want = min(fetch.count, room)
         else:
+            # A client that sends many FETCH in a row, ahead of the replies, waits as one: they cost one turn and not one each.
             inbox = self._inbox
             while inbox and inbox[0] == line and want < room and want < MAX_UNANSWERED:
                 inbox.popleft()
                 want += 1
         self._fetch = (fetch.count or 0, timeout_ns / 1e9)
-        self._waiter = Waiter(self, want)
+        self._waiter = WaitingFetch(self, want)
         self._busy = True
         self._add(FetchTasks(self, tuple(dict.fromkeys(q for q in queues if _is_queue(q))), self._waiter))
 
     def _fetches_left(self) -> int:
         """How many FETCH commands are still to be answered."""
-        return 1 if self._fetch[0] else cast(Waiter, self._waiter).want
+        return 1 if self._fetch[0] else cast(WaitingFetch, self._waiter).want
 
     def _waited_long_enough(self) -> None:
         waiter, line = self._waiter, self.line
@@ -359,8 +376,9 @@ class Session:
             return
         if self._fetches_left() == 1:
             self._end_waiting(protocol.EMPTY)
-        else:  # the next FETCH of the row begins, at the end of the line
-            self._say(protocol.EMPTY)
+        else:
+            # The next FETCH of the row begins, at the end of the line.
+            self._out.say(protocol.EMPTY)
             line.leave(waiter)
             waiter.want -= 1
             self.line = self._engine.lines.join(line.queues, waiter)
@@ -368,7 +386,7 @@ class Session:
 
     def _end_waiting(self, replies: bytes = b"") -> None:
         if replies:
-            self._say(replies)
+            self._out.say(replies)
         self._stop_timer()
         if self.line is not None and self._waiter is not None:
             self._engine.lines.leave(self.line, self._waiter)
@@ -381,21 +399,21 @@ class Session:
             self._timer.cancel()
             self._timer = None
 
-    def _ack(self, ack: protocol.Ack, line: bytes) -> None:
+    def _ack(self, ack: protocol.AckCommand, line: bytes) -> None:
         number = cast(int, ack.id)
         task = self._held(number)
         self._tally.requests["ACK"] += 1
         del self.held[number]
         self._add(EndTask(self, number, task, ack_of(task, ack, self._engine.storage.clock())))
 
-    def _nack(self, nack: protocol.Nack, line: bytes) -> None:
+    def _nack(self, nack: protocol.NackCommand, line: bytes) -> None:
         number = cast(int, nack.id)
         task = self._held(number)
         self._tally.requests["NACK"] += 1
         del self.held[number]
         self._add(EndTask(self, number, task, self._failure(task, nack.error or "the client sent NACK")))
 
-    def _extend(self, extend: protocol.Extend, line: bytes) -> None:
+    def _extend(self, extend: protocol.ExtendCommand, line: bytes) -> None:
         task = self._held(cast(int, extend.id))
         self._tally.requests["EXTEND"] += 1
         self._add(ExtendTask(self, extend_of(task)))
@@ -416,8 +434,9 @@ class Session:
         held = self.held.get(number)
         return str(number) if held is None else held.id
 
-    def _quit(self, command: protocol.Quit, line: bytes) -> None:
+    def _quit(self, command: protocol.QuitCommand, line: bytes) -> None:
         self._tally.requests["QUIT"] += 1
+        # Commands behind QUIT are not carried out.
         self._inbox.clear()
         self._busy = True
 
@@ -426,12 +445,12 @@ class Session:
             self._add(Then(self, answer))
 
         def answer() -> None:
-            self._say(protocol.OK)
+            self._out.say(protocol.OK)
             self._leaving, self._busy = True, False
 
         self._after_others(leave)
 
-    def _authenticate(self, auth: protocol.Auth, line: bytes) -> None:
+    def _authenticate(self, auth: protocol.AuthCommand, line: bytes) -> None:
         wanted = self._options.token
         self._tally.requests["AUTH"] += 1
         if wanted is None or hmac.compare_digest((auth.token or "").encode(), wanted.encode()):
@@ -451,27 +470,31 @@ class Session:
 
     def _refuse(self) -> None:
         self._stop_timer()
-        self._say(protocol.err(protocol.WRONG_TOKEN))
-        self._leaving, self._busy = True, False  # one guess per connection
+        self._out.say(protocol.err(protocol.WRONG_TOKEN))
+        # One guess per connection.
+        self._leaving, self._busy = True, False
         self.go_on()
 
     # -- looking -----------------------------------------------------------------------------------
 
-    def _info(self, command: protocol.Info, line: bytes) -> None:
+    def _info(self, command: protocol.InfoCommand, line: bytes) -> None:
         self._tally.requests["INFO"] += 1
         self._look(lambda: looking.info(self._engine.storage))
 
-    def _cancel(self, command: protocol.Cancel, line: bytes) -> None:
+    def _cancel(self, command: protocol.CancelCommand, line: bytes) -> None:
         self._tally.requests["CANCEL"] += 1
         task_id = self._wanted_id(command.id)
         self._look(lambda: looking.cancel(self._engine.storage, task_id))
 
-    def _result(self, command: protocol.Result, line: bytes) -> None:
+    def _result(self, command: protocol.ResultCommand, line: bytes) -> None:
         timeout_ns = command.timeout_ns
         self._check_timeout(timeout_ns)
         self._tally.requests["RESULT"] += 1
         task_id = self._wanted_id(command.id)
-        unwanted = lambda: self._ended or self.gone or self._house.stopping  # noqa: E731
+
+        def unwanted() -> bool:
+            return self._ended or self.gone or self._house.stopping
+
         self._look(lambda: looking.result(self._engine.storage, task_id, timeout_ns / 1e9, unwanted))
 
     def _check_timeout(self, timeout_ns: int) -> None:
@@ -483,7 +506,7 @@ class Session:
         return wanted if isinstance(wanted, str) else self.task_id(cast(int, wanted))
 
     def _look(self, work: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
-        """Answer with what the store says after everything before this has been answered; the next command waits."""
+        """Answer from the store, after everything before this has been answered. The next command waits."""
 
         async def answer() -> None:
             try:
@@ -493,7 +516,7 @@ class Session:
             self.heard_at = self._now()
             self._busy = False
             if not self.gone:
-                self._say(reply)
+                self._out.say(reply)
                 self.go_on()
 
         self._busy = True
@@ -501,7 +524,7 @@ class Session:
 
     # -- transactions ------------------------------------------------------------------------------
 
-    def _begin(self, command: protocol.Atomic, line: bytes) -> None:
+    def _begin(self, command: protocol.AtomicCommand, line: bytes) -> None:
         self._atomic = Atomic(self._options)
 
     def _transact(self, atomic: Atomic) -> None:
@@ -516,7 +539,8 @@ class Session:
         for number in atomic.acks:
             del self.held[number]
         self._add(Transact(self, atomic.commands, atomic.acks))
-        if atomic.acks:  # whether they are held again is only known when it has been answered
+        # Whether the tasks are held again is only known when it has been answered.
+        if atomic.acks:
             self._busy = True
             self._after_others(self._unbusy)
 
@@ -525,15 +549,15 @@ class Session:
 
     # -- replies in order --------------------------------------------------------------------------
 
-    def _add(self, job: Job) -> None:
+    def _add(self, step: Step) -> None:
         self._unanswered += 1
-        self._engine.add(job)
+        self._engine.add(step)
 
     def _reply(self, line: bytes) -> None:
         if self._unanswered:
             self._add(Reply(self, line))
         else:
-            self._say(line)
+            self._out.say(line)
 
     def _after_others(self, action: Callable[[], None]) -> None:
         if self._unanswered:
@@ -541,50 +565,19 @@ class Session:
         else:
             action()
 
-    def _say(self, lines: bytes) -> None:
-        self._out.append(lines)
-        self._said += len(lines)
-
-    def _flush(self) -> None:
-        if self._out and not self.gone:
-            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-            self._out.clear()
-            self._tally.count_replies(data)
-            self._wire.send(data)
-            if self._unsent:
-                self._note_sent()
-
-    def _note_sent(self) -> None:
-        """Find out which fetched tasks the client can have seen, as long as that can be found out."""
-        waiting = self._unsent
-        if not waiting or self._out:
-            return
-        left = None if self.gone else self._wire.unsent()
-        if left is None:
-            return
-        while waiting and waiting[0][0] <= self._said - left:
-            waiting.popleft()
-        if waiting and not self._watching:
-            self._watching = True
-            asyncio.get_running_loop().call_later(SENT_S, self._watch_sending)
-
-    def _watch_sending(self) -> None:
-        self._watching = False
-        self._note_sent()
-
     _handlers: ClassVar[dict[type[protocol.Command], Callable[[Session, Any, bytes], None]]] = {
-        protocol.Ping: _ping,
-        protocol.Push: _push,
-        protocol.Fetch: _start_fetch,
-        protocol.Ack: _ack,
-        protocol.Nack: _nack,
-        protocol.Info: _info,
-        protocol.Quit: _quit,
-        protocol.Atomic: _begin,
-        protocol.Auth: _authenticate,
-        protocol.Extend: _extend,
-        protocol.Cancel: _cancel,
-        protocol.Result: _result,
+        protocol.PingCommand: _ping,
+        protocol.PushCommand: _push,
+        protocol.FetchCommand: _start_fetch,
+        protocol.AckCommand: _ack,
+        protocol.NackCommand: _nack,
+        protocol.InfoCommand: _info,
+        protocol.QuitCommand: _quit,
+        protocol.AtomicCommand: _begin,
+        protocol.AuthCommand: _authenticate,
+        protocol.ExtendCommand: _extend,
+        protocol.CancelCommand: _cancel,
+        protocol.ResultCommand: _result,
     }
 
 

@@ -1,4 +1,4 @@
-"""What a server logs at DEBUG of tasks: enqueued, fetched by a client, ended."""
+"""The DEBUG log lines of a server about tasks: enqueued, fetched by a client, ended."""
 
 from __future__ import annotations
 
