@@ -1,4 +1,4 @@
-"""The command line: what an operator does from a shell. Each command lives in a module of its own; here they meet."""
+"""The command line for operators. Each command lives in a module of its own, and they meet here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from omniq._version import __version__
 from omniq.cli.exits import Quiet, run_app
 from omniq.cli.lake import lake
 from omniq.cli.queues import groups
-from omniq.cli.queues.queues import pause_command, queues_command, resume_command
+from omniq.cli.queues.pause import pause_command
+from omniq.cli.queues.queues import queues_command
+from omniq.cli.queues.resume import resume_command
 from omniq.cli.queues.top import top_command
-from omniq.cli.serve.serve import send_command, serve_command
+from omniq.cli.serve.send import send_command
+from omniq.cli.serve.serve import serve_command
 from omniq.cli.spark import spark
 from omniq.cli.store.backup import backup_command
 from omniq.cli.store.bench import bench_command

@@ -1,4 +1,4 @@
-"""What the checks of a `doctor` say, and how it is shown."""
+"""The findings of a `doctor`, and how they are shown."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import typer
 
 from omniq.cli.exits import FAILED
 from omniq.cli.output import print_json, print_line
+from omniq.errors import OmniQError
 
 
 class Finding(msgspec.Struct, kw_only=True):
-    """What one check says.
+    """The finding of one check.
 
     `wrong` is a fault. `warning` is none, and yet somebody should see to it. `note` is only worth knowing.
     """
@@ -23,6 +24,12 @@ class Finding(msgspec.Struct, kw_only=True):
     status: Literal["ok", "note", "warning", "wrong", "repaired"]
     message: str
     remedy: str = ""
+
+
+def fault(check: str, exc: OmniQError) -> Finding:
+    """Returns an error as a finding. The texts of errors end with a colon and what to do, which makes the remedy."""
+    message, colon, remedy = str(exc).rpartition(": ")
+    return Finding(check=check, status="wrong", message=message if colon else remedy, remedy=remedy if colon else "")
 
 
 class FailOn(StrEnum):

@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,12 +52,20 @@ class PlainFormatter(logging.Formatter):
         return "\n".join(lines)
 
 
-def set_up_logging(level: str | None) -> None:
-    """One handler on stderr for the logger `omniq`; `OMNIQ_LOG_FORMAT=json` chooses the form."""
+@contextmanager
+def log_lines(level: str | None) -> Generator[None, None, None]:
+    """One handler on stderr for the logger `omniq`; `OMNIQ_LOG_FORMAT=json` chooses the form. Afterwards all is as before."""
     handler = logging.StreamHandler(sys.stderr)
     as_json = os.environ.get("OMNIQ_LOG_FORMAT", "").lower() == "json"
     handler.setFormatter(JsonFormatter() if as_json else PlainFormatter())
     logger = logging.getLogger("omniq")
-    logger.handlers[:] = [handler]
-    logger.propagate = False
+    # A program that runs a command in itself, such as a test, gets its own handlers back.
+    before = logger.handlers[:], logger.propagate, logger.level
+    # A handler of the root logger, which a task's module may have set up, would show each line twice.
+    logger.handlers[:], logger.propagate = [handler], False
     logger.setLevel(level or "INFO")
+    try:
+        yield
+    finally:
+        logger.handlers[:], logger.propagate, _ = before
+        logger.setLevel(before[2])

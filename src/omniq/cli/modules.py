@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from omniq.errors import ConfigError, Invalid
+from omniq.tasks import REGISTRY, TaskFunction, func_path, module_meant
 
 if TYPE_CHECKING:
     from omniq.core import Func
@@ -28,14 +29,13 @@ def import_modules(modules: Sequence[str]) -> None:
                     f"no module {module!r}: give it as in 'import {module}', from the folder where that works"
                 ) from exc
             raise ConfigError(f"module {module!r} cannot be imported: {exc}") from exc
-        except (Exception, SystemExit) as exc:  # a script that ends when it is imported
+        # SystemExit too: a script that was never meant to be imported ends the worker otherwise.
+        except (Exception, SystemExit) as exc:
             raise ConfigError(f"module {module!r} cannot be imported: {type(exc).__name__}: {exc}") from exc
 
 
 def function_of(name: str, modules: Sequence[str]) -> Func:
-    """What a name means, if its module was imported for it, so that its arguments can be checked; else the name."""
-    from omniq.tasks import REGISTRY, TaskFunction, func_path
-
+    """Returns the function that a name means, so that its arguments can be checked; the name if its module is not imported."""
     module, _, path = name.partition(":")
     if name in REGISTRY or module not in modules:
         return name
@@ -47,7 +47,8 @@ def function_of(name: str, modules: Sequence[str]) -> Func:
         raise Invalid(f"module {module!r} has no {path!r}: check the name {name!r}") from None
     try:
         known = isinstance(found, TaskFunction) or func_path(found) == name
-    except Invalid:  # it has another path, if any; a worker may find it by this one
+    # It has another path, if any; a worker may find it by this one.
+    except Invalid:
         known = False
     return cast("Func", found) if known else name
 
@@ -56,7 +57,7 @@ def _refuse_file(module: str) -> None:
     name, colon, _ = module.partition(":")
     if colon:
         raise ConfigError(f"{module!r} names a function: give its module, {name}")
-    bare = module.removesuffix(".py")
-    if "/" in module or (bare != module and not os.path.isdir(bare)):
-        name = bare.strip("./").replace("/", ".")
+    # A package may have a module `py`: only where no such folder is, `jobs.py` must be meant as a file.
+    if "/" in module or (module.endswith(".py") and not os.path.isdir(module.removesuffix(".py"))):
+        name = module_meant(module)
         raise ConfigError(f"{module!r} names a file: give its module, like {name}, from the folder where 'import {name}' works")

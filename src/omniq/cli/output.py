@@ -1,12 +1,14 @@
-"""What a command prints: tables for people, one JSON document for programs; messages go to stderr."""
+"""The output of commands: tables for people, one JSON document for programs, messages on stderr."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from omniq.cli.escapes import escape, escape_json, indented
@@ -26,15 +28,11 @@ def one_line(text: str, width: int = 80) -> str:
 
 def print_json(value: Any) -> None:
     """Structs by their field names, times in RFC 3339 UTC."""
-    import msgspec
-
     data = msgspec.json.encode(value, enc_hook=repr)
     sys.stdout.write(escape_json(msgspec.json.format(data, indent=2).decode()) + "\n")
 
 
 def compact_json(value: Any) -> str:
-    import msgspec
-
     return escape_json(msgspec.json.encode(value, enc_hook=repr).decode())
 
 
@@ -61,7 +59,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, fol
     for row in rows:
         table.add(*row)
     console = Console(file=sys.stdout, highlight=False)
+    # Rich takes a pipe for a terminal of 80 columns.
     console.width = table.width(console.width if sys.stdout.isatty() else 1_000_000)
+    # Rich fills lines up with blanks, which programs that read them would have to cut off.
     with console.capture() as shown:
         console.print(table)
     sys.stdout.write("".join(line.rstrip() + "\n" for line in shown.get().splitlines()))
@@ -82,3 +82,30 @@ def when(moment: datetime | None) -> str | None:
 
 def count(n: int, what: str, many: str | None = None) -> str:
     return f"{n} {what if n == 1 else many or what + 's'}"
+
+
+@contextmanager
+def bar(what: str, total: int | None, done: int = 0) -> Generator[Callable[[int], None], None, None]:
+    """Gives a function that moves a progress bar on stderr by so many; without a terminal it does nothing."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total, completed=done)
+        yield lambda n: progress.advance(task, n)
+
+
+@contextmanager
+def steps() -> Generator[Callable[[str], None], None, None]:
+    """Gives a function that shows on stderr what is being done; without a terminal it does nothing."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as line:
+        yield line.update

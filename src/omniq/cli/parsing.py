@@ -1,4 +1,4 @@
-"""What a word on the command line means: durations, moments, sizes, JSON."""
+"""Words of the command line as values: durations, moments, sizes, JSON."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from omniq.errors import Invalid
 
 _SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?\Z", re.IGNORECASE | re.ASCII)
+# Python reads more than RFC 3339, such as 20300131: only what begins like a date is taken for a moment.
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]", re.ASCII)
 
 
@@ -21,7 +22,7 @@ def moment_or_delay(text: str) -> datetime | timedelta:
     try:
         return timedelta(seconds=seconds(text))
     except Invalid:
-        raise Invalid(f"{text!r} is no moment: write a duration like 10m, or RFC 3339 like 2030-01-31T08:00:00Z") from None
+        raise Invalid(f"{text!r} is not a time: write a duration like 10m, or RFC 3339 like 2030-01-31T08:00:00Z") from None
 
 
 def past(text: str, now: datetime | None = None) -> datetime:
@@ -35,7 +36,7 @@ def day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise Invalid(f"{text!r} is no day: write it like 2026-11-01") from None
+        raise Invalid(f"{text!r} is not a day: write it like 2026-11-01") from None
 
 
 def _moment(text: str) -> datetime:

@@ -1,10 +1,10 @@
-"""Which store a command works on, and opening it: only `enqueue`, `worker` and `serve` make one that is not there."""
+"""The store of a command, and how it is opened: only `enqueue`, `worker` and `serve` make one that is not there."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,6 @@ from omniq.cli.exits import Missing
 if TYPE_CHECKING:
     from omniq.config import Settings
     from omniq.core import AsyncOmniQ
-
-T = TypeVar("T")
 
 StoreOption = Annotated[
     str | None,
@@ -29,7 +27,7 @@ StoreOption = Annotated[
 
 
 def settings_and_url(store: str | None) -> tuple[Settings, str]:
-    """What the environment says, and the store's URL; `--store` wins over the variables."""
+    """Returns the settings of the environment, and the URL of the store: `--store` wins over the variables."""
     from omniq.config import load_settings
 
     settings = load_settings()
@@ -59,15 +57,9 @@ async def must_exist(oq: AsyncOmniQ, url: str, create: bool) -> None:
     from omniq.storage.url import mask
 
     shown = mask(url)
-    if oq.storage.capabilities.durability == "none" and oq.storage.capabilities.local:
+    if oq.storage.capabilities.in_process:
         raise Missing(f"{shown} lives inside one process, where no command can see it; name a durable store")
+    # A mistyped path must not become an empty store that looks healthy.
     if not create and not await oq.storage.exists():
         await oq.close()
         raise Missing(f"no store at {shown}: check --store and the OMNIQ_… variables (enqueue, worker and serve make one)")
-
-
-def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a command's coroutine to its end."""
-    import asyncio
-
-    return asyncio.run(work())

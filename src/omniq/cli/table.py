@@ -11,8 +11,10 @@ from rich.text import Text
 
 from omniq.cli.escapes import escape
 
-NARROW, NARROWEST = 8, 3  # what a name is cut to before ids and states are cut too, and what is left of it at the least
-FOLDED = 24  # what a column that goes on in the next line is narrowed to before anything is cut
+# What a name is cut to before ids and states are cut too, and what is left of it at the least.
+NARROW, NARROWEST = 8, 3
+# What a column that goes on in the next line is narrowed to before anything is cut.
+FOLDED = 24
 
 
 class Fitted:
@@ -65,19 +67,15 @@ class Fitted:
     def _layout(self, room: int) -> tuple[list[int], int]:
         """The width of each column, and how many blanks stand between two."""
         widths = self._widths()
-        places = range(len(widths))
-        words = [n for n in places if self._is_word(n)]
-        states = [n for n in places if self._columns[n].startswith("=")]
-        cut = sum(min(widths[n], NARROW) if n in words else widths[n] for n in places)
-        gap = 2 if cut + 2 * places[-1] <= room else 1
-        room -= gap * places[-1]
-        for which, least in (
-            (places[-1:] if self._fold else (), FOLDED),
-            (words, NARROW),
-            (states, NARROW),
-            (words, NARROWEST),
-            (states, NARROWEST),
-        ):
+        last = len(widths) - 1
+        words = [n for n in range(len(widths)) if self._is_word(n)]
+        states = [n for n, column in enumerate(self._columns) if column.startswith("=")]
+        # The second blank between columns goes before a name is cut to what it can hardly be known by.
+        gap = 2 if self.readable_from() + last <= room else 1
+        room -= gap * last
+        # Names are known by how they begin; an id that is cut can be given to no other command.
+        steps = [(words, NARROW), (states, NARROW), (words, NARROWEST), (states, NARROWEST)]
+        for which, least in [([last], FOLDED), *steps] if self._fold else steps:
             _cut(widths, which, least, sum(widths) - room)
         if self._expand:
             _widen(widths, words, room - sum(widths))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from omniq.cli.check_results import Finding
+from omniq.cli.check_results import Finding, fault
 from omniq.cli.output import count
 from omniq.errors import LakeError
 from omniq.operations import Retention
@@ -23,8 +23,7 @@ async def examine_lakes(folders: Iterable[str], storage: BaseStorage, retention:
             lake = Lake(folder)
             found.append(finding_of(lake, await lag_of(lake, storage, retention), url))
         except LakeError as exc:
-            message, _, remedy = str(exc).rpartition(": ")
-            found.append(Finding(check="lake", status="wrong", message=message, remedy=remedy))
+            found.append(fault("lake", exc))
     return found
 
 

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from omniq.cli.output import steps
+from omniq.signals import caught
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from omniq.spark.lake.ingest import IngestReport
     from omniq.spark.lake.layout import Lake
-
-
-@contextmanager
-def steps() -> Generator[Callable[[str], None]]:
-    """Gives a function that shows what is being done, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("") as line:
-        yield line.update
 
 
 def ingest_store(
@@ -44,23 +31,13 @@ def ingest_store(
 
         if every is None:
             return ingest(spark, url, lake, trigger=AVAILABLE_NOW, payloads=payloads, accept_gap=accept_gap, on_batch=tell)
-        with _stopping() as stop:
+        stop = threading.Event()
+        with caught(lambda _: _end(stop)):
             return ingest(spark, url, lake, trigger=every, payloads=payloads, accept_gap=accept_gap, stop=stop, on_batch=tell)
 
 
-@contextmanager
-def _stopping() -> Generator[threading.Event]:
-    """Set by SIGINT and SIGTERM; a second one ends the command at once."""
-    stop = threading.Event()
-
-    def heard(number: int, _: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _end(stop: threading.Event) -> None:
+    # The second signal ends the command at once. A lake bears that at any moment: a batch counts when it is published.
+    if stop.is_set():
+        raise KeyboardInterrupt
+    stop.set()

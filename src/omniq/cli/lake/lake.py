@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from omniq.cli.commands import command
 from omniq.cli.exits import FAILED, say
-from omniq.cli.lake import pipeline as lake_pipeline
+from omniq.cli.lake import pipeline
+from omniq.cli.lake.opening import LakeOption, working
+from omniq.cli.lake.query import query_command
 from omniq.cli.lake.replay import replay_command
-from omniq.cli.output import JsonOption, count, print_json, print_line, print_table
+from omniq.cli.lake.status import status_command
+from omniq.cli.output import JsonOption, count, print_json, print_line, print_table, steps
 from omniq.cli.parsing import day, names, short
-from omniq.cli.spark.spark import ConfOption, JavaOption, MasterOption, settings_of
+from omniq.cli.spark.options import SessionOptions
 from omniq.cli.stores import StoreOption, settings_and_url
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from omniq.spark import Lake
-
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-
-LakeOption = Annotated[str, typer.Option("--lake", metavar="DIR", help="The folder of the lake.")]
 
 
 @app.callback()
 def lake_commands() -> None:
     """Keep the history of stores in a lake, and learn from it. Needs the extra: pip install '.[spark]'"""
-
-
-@contextmanager
-def working(folder: str, master: str, java: str, conf: list[str] | None) -> Generator[tuple[SparkSession, Lake]]:
-    """The lake, and a session to work on it with."""
-    from omniq.spark import Lake, session
-    from omniq.spark.causes import reported
-
-    with reported():
-        lake = Lake(folder)  # before Spark is started in vain
-        yield session(master=master, java=java, conf=settings_of(conf), fast_start=True), lake
 
 
 @app.command("init")
@@ -54,7 +38,9 @@ def init_command(lake: LakeOption) -> None:
 
 
 @app.command("ingest")
+@command
 def ingest_command(
+    *,
     lake: LakeOption,
     every: Annotated[
         str | None,
@@ -64,9 +50,7 @@ def ingest_command(
     accept_gap: Annotated[
         bool, typer.Option("--accept-gap", help="Go on where events were purged before they came in, and note the gap.")
     ] = False,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-    java: JavaOption = "auto",
+    session: SessionOptions,
     json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
@@ -80,7 +64,7 @@ def ingest_command(
     from omniq.cli.lake.ingesting import ingest_store
 
     _, url = settings_and_url(store)
-    with working(lake, master, java, conf) as (spark, opened):
+    with working(lake, session) as (spark, opened):
         report = ingest_store(spark, url, opened, every, payloads, accept_gap)
     if json:
         print_json(report)
@@ -94,15 +78,15 @@ def ingest_command(
 
 
 @app.command("build")
+@command
 def build_command(
+    *,
     lake: LakeOption,
     tables: Annotated[
         str | None, typer.Option("--tables", metavar="A,B", help="Only these tables of gold.", show_default=False)
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Build everything anew, not only what changed.")] = False,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-    java: JavaOption = "auto",
+    session: SessionOptions,
     json: JsonOption = False,
 ) -> None:
     """Bring the tables of the lake up to the events that were taken in: only the days that changed.
@@ -111,10 +95,9 @@ def build_command(
 
     Example: omniq lake build --lake history
     """
-    from omniq.cli.lake.ingesting import steps
     from omniq.spark import build
 
-    with working(lake, master, java, conf) as (spark, opened), steps() as tell:
+    with working(lake, session) as (spark, opened), steps() as tell:
         report = build(spark, opened, tables=names(tables), full=full, say=tell)
     if json:
         print_json(report)
@@ -128,11 +111,11 @@ def build_command(
 
 
 @app.command("check")
+@command
 def check_command(
+    *,
     lake: LakeOption,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-    java: JavaOption = "auto",
+    session: SessionOptions,
     json: JsonOption = False,
 ) -> None:
     """Look for gaps, repeats and sums that disagree. Exit code 1 when there are any.
@@ -141,7 +124,7 @@ def check_command(
     """
     from omniq.spark import check
 
-    with working(lake, master, java, conf) as (spark, opened):
+    with working(lake, session) as (spark, opened):
         results = check(spark, opened, fail=False)
     if json:
         print_json(results)
@@ -153,11 +136,11 @@ def check_command(
 
 
 @app.command("repair")
+@command
 def repair_command(
+    *,
     lake: LakeOption,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-    java: JavaOption = "auto",
+    session: SessionOptions,
     json: JsonOption = False,
 ) -> None:
     """Put a lake right whose days were made in other time zones than UTC: move the rows, and build all tables anew.
@@ -166,11 +149,10 @@ def repair_command(
 
     Example: omniq lake repair --lake history
     """
-    from omniq.cli.lake.ingesting import steps
     from omniq.spark import repair
     from omniq.spark.lake.days import beyond_repair
 
-    with working(lake, master, java, conf) as (spark, opened), steps() as tell:
+    with working(lake, session) as (spark, opened), steps() as tell:
         report = repair(spark, opened, say=tell)
     if json:
         print_json(report)
@@ -185,16 +167,16 @@ def repair_command(
 
 
 @app.command("compact")
+@command
 def compact_command(
+    *,
     lake: LakeOption,
     before: Annotated[
         str | None,
         typer.Option("--before", metavar="DAY", help="Only days before it. Default: today.", show_default=False),
     ] = None,
     target_mb: Annotated[int, typer.Option("--target-mb", metavar="N", min=1, help="How large a file may become.")] = 128,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-    java: JavaOption = "auto",
+    session: SessionOptions,
     json: JsonOption = False,
 ) -> None:
     """Put small files together, day by day; the rows stay what they are.
@@ -203,7 +185,7 @@ def compact_command(
     """
     from omniq.spark import compact
 
-    with working(lake, master, java, conf) as (spark, opened):
+    with working(lake, session) as (spark, opened):
         report = compact(spark, opened, before=None if before is None else day(before), target_mb=target_mb)
     if json:
         print_json(report)
@@ -221,7 +203,7 @@ def expire_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Drop days that are older than they need be. The small tables of gold stay, unless --gold-days is given.
+    """Drop old days. The small tables of gold stay, unless --gold-days is given.
 
     Example: omniq lake expire --lake history --keep-days 90
     """
@@ -237,15 +219,15 @@ def expire_command(
 
 
 @app.command("erase")
+@command
 def erase_command(
+    *,
     lake: LakeOption,
     task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The task to erase.", show_default=False)] = None,
     group: Annotated[
         str | None, typer.Option("--group", metavar="GROUP", help="Or the group, with all its tasks.", show_default=False)
     ] = None,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-    java: JavaOption = "auto",
+    session: SessionOptions,
     json: JsonOption = False,
 ) -> None:
     """Delete everything that the lake holds of one task, or of one group. It does not come back with a later ingest.
@@ -254,7 +236,7 @@ def erase_command(
     """
     from omniq.spark import erase
 
-    with working(lake, master, java, conf) as (spark, opened):
+    with working(lake, session) as (spark, opened):
         report = erase(spark, opened, task=task, group=group)
     if json:
         print_json(report)
@@ -262,63 +244,21 @@ def erase_command(
         print_line(f"erased {count(report.rows, 'event')} of {count(len(report.days), 'day')}")
 
 
-@app.command("status")
-def status_command(lake: LakeOption, json: JsonOption = False, store: StoreOption = None) -> None:
-    """Say what the lake holds, which gaps were accepted, and with --store how far it is behind that store. Starts no Spark.
-
-    It says so when less than a third is left of the time or the number of events for which the store keeps what is not in the
-    lake yet, and when some of it was purged.
-
-    Example: omniq lake status --lake history --store sqlite:///omniq.db
-    """
-    from omniq.cli.lake.status import show_status, status_of
-    from omniq.spark import Lake
-
-    found = status_of(Lake(lake), store, settings_and_url(store)[0].retention)
-    if json:
-        print_json(found)
-    else:
-        show_status(found)
-
-
-@app.command("query")
-def query_command(
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="A query in Spark SQL over the tables' plain names.")],
-    lake: LakeOption,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="Rows to show; with --json there is no limit.")
-    ] = 1000,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-    java: JavaOption = "auto",
-    json: JsonOption = False,
-) -> None:
-    """Ask the tables: events attempts tasks queue_minute func_hour group_hour failure_day retry_storm capacity_hour.
-
-    Example: omniq lake query --lake history "select name, count(*) from tasks where status = 'FAILED' group by name" --json
-    """
-    from omniq.cli.lake.query import print_rows, print_rows_as_json
-
-    with working(lake, master, java, conf) as (spark, opened):
-        opened.views(spark)
-        found = spark.sql(sql)
-        if json:
-            print_rows_as_json(found)
-        else:
-            print_rows(found, limit)
+app.command("status")(status_command)
+app.command("query")(query_command)
 
 
 @app.command("report")
+@command
 def report_command(
+    *,
     lake: LakeOption,
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="The page to write.")] = "report.html",
-    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="What stands at the top.")] = "omniq",
+    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="The title of the page.")] = "omniq",
     since: Annotated[
         str | None, typer.Option("--since", metavar="DAY", help="Only from this day on: 2026-11-01.", show_default=False)
     ] = None,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-    java: JavaOption = "auto",
+    session: SessionOptions,
     json: JsonOption = False,
 ) -> None:
     """Write one page about the tables as they were last built: pictures and tables, nothing loaded from elsewhere.
@@ -327,7 +267,7 @@ def report_command(
     """
     from omniq.spark import report
 
-    with working(lake, master, java, conf) as (spark, opened):
+    with working(lake, session) as (spark, opened):
         written = report(spark, opened, out, title=title, since=None if since is None else day(since))
     if json:
         print_json(written)
@@ -338,4 +278,4 @@ def report_command(
 
 
 app.command("replay")(replay_command)
-app.add_typer(lake_pipeline.app, name="pipeline")
+app.add_typer(pipeline.app, name="pipeline")

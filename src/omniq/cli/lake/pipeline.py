@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from omniq.cli.output import print_line
-from omniq.cli.spark.spark import JavaOption
+from omniq.cli.spark.options import JavaOption
 from omniq.cli.stores import StoreOption, settings_and_url
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)

@@ -6,30 +6,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from omniq.cli.commands import command
 from omniq.cli.exits import say
+from omniq.cli.lake.opening import LakeOption
 from omniq.cli.output import JsonOption, count, print_json, print_line, print_table
-from omniq.cli.spark.spark import ConfOption, JavaOption, MasterOption, settings_of
+from omniq.cli.spark.options import SessionOptions
 from omniq.cli.stores import StoreOption, settings_and_url
 
 if TYPE_CHECKING:
     from omniq.spark import ReplayReport
 
 
+@command
 def replay_command(
+    *,
     where: Annotated[
         str, typer.Option("--where", metavar="CONDITION", help="Which tasks, in SQL over the lake's table tasks.")
     ],
     label: Annotated[
         str, typer.Option("--label", metavar="LABEL", help="A name for this replay: a task is replayed once per label.")
     ],
-    lake: Annotated[str, typer.Option("--lake", metavar="DIR", help="The folder of the lake.")],
+    lake: LakeOption,
     queue: Annotated[
         str | None, typer.Option("--queue", metavar="QUEUE", help="Where the copies go. Default: the queue of each task.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only count.")] = False,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-    java: JavaOption = "auto",
+    session: SessionOptions,
     json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
@@ -42,7 +44,7 @@ def replay_command(
 
     Example: omniq lake replay --lake lake --where "fingerprint = '9c1e'" --label fix-42 --yes
     """
-    from omniq.spark import Lake, replay, session
+    from omniq.spark import Lake, replay
     from omniq.spark.address import existing
     from omniq.spark.causes import reported
 
@@ -50,7 +52,7 @@ def replay_command(
     with existing(url) as bulk:
         store_id = bulk.info().store_id
     with reported():
-        spark = session(master=master, java=java, conf=settings_of(conf), fast_start=True)
+        spark = session.start()
         tasks = Lake(lake).table(spark, "tasks").where(where)
         mine = tasks.where(tasks["store"] == store_id)
         report = replay(mine, url, label=label, dry_run=not yes, queue=queue)

@@ -1,4 +1,4 @@
-"""What a lake holds, and how far it is behind a store; read from its manifests, without Spark."""
+"""`omniq lake status`: what a lake holds, and how far it is behind a store; read from its manifests, without Spark."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from omniq.cli.lake.checks import finding_of
-from omniq.cli.output import count, print_line, print_table
-from omniq.spark.lake.gaps import told
-from omniq.spark.lake.lag import lag_of
-from omniq.spark.lake.layout import Gap, Lake, Lost
+from omniq.cli.lake.opening import LakeOption
+from omniq.cli.output import JsonOption, count, print_json, print_line, print_table
+from omniq.cli.stores import StoreOption, settings_and_url
 
 if TYPE_CHECKING:
     from omniq.operations import Retention
+    from omniq.spark.lake.layout import Gap, Lake, Lost
 
-
+# Gaps that are shown of each store, the newest ones; --json has all.
 MAX_TOLD = 5
 
 
@@ -41,8 +40,8 @@ class StoreStatus(msgspec.Struct, kw_only=True):
     events: int
     behind: int | None = None
     left: float | None = None
-    lost: list[Lost] = msgspec.field(default_factory=list[Lost])
-    gaps: list[Gap] = msgspec.field(default_factory=list[Gap])
+    lost: list[Lost] = []
+    gaps: list[Gap] = []
     advice: str = ""
 
 
@@ -51,6 +50,23 @@ class LakeStatus(msgspec.Struct, kw_only=True):
     built_at: datetime | None
     stores: list[StoreStatus]
     tables: list[TableStatus]
+
+
+def status_command(lake: LakeOption, json: JsonOption = False, store: StoreOption = None) -> None:
+    """Say what the lake holds, which gaps were accepted, and with --store how far it is behind that store. Starts no Spark.
+
+    It says so when less than a third is left of the time or the number of events for which the store keeps what is not in the
+    lake yet, and when some of it was purged.
+
+    Example: omniq lake status --lake history --store sqlite:///omniq.db
+    """
+    from omniq.spark import Lake
+
+    found = status_of(Lake(lake), store, settings_and_url(store)[0].retention)
+    if json:
+        print_json(found)
+    else:
+        show_status(found)
 
 
 def status_of(lake: Lake, store: str | None, retention: Retention) -> LakeStatus:
@@ -84,8 +100,10 @@ def status_of(lake: Lake, store: str | None, retention: Retention) -> LakeStatus
 
 
 def _ask(lake: Lake, url: str, retention: Retention, stores: dict[str, StoreStatus]) -> None:
-    """How far the lake is behind a store, and what to do about it."""
+    """Say how far the lake is behind a store, and what to do about it."""
+    from omniq.cli.lake.checks import finding_of
     from omniq.spark.address import existing
+    from omniq.spark.lake.lag import lag_of
     from omniq.storage.url import mask
 
     with existing(url) as bulk:
@@ -101,6 +119,8 @@ def _length(ranges: list[tuple[int, int]]) -> int:
 
 
 def show_status(found: LakeStatus) -> None:
+    from omniq.spark.lake.gaps import told
+
     when = "never" if found.built_at is None else f"{found.built_at:%Y-%m-%d %H:%M:%S} UTC"
     print_line(f"lake {found.path}, last changed: {when}")
     for store in found.stores:

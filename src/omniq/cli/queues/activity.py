@@ -1,8 +1,9 @@
-"""How fast tasks come and go, read from the end of the event log."""
+"""The activity of queues: how fast tasks come and go, and how many functions run."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,14 +11,22 @@ import msgspec
 from omniq.errors import EventsLost
 
 if TYPE_CHECKING:
-    from omniq.operations import EventRow, Shard
+    from omniq.operations import EventRow, QueueCounts, Shard, WorkerInfo
     from omniq.storage.base import BaseStorage
 
+# Workers say something every ten seconds at least. Who has missed that six times is not counted any more;
+# who has missed it three times does not keep anybody from work that needs a store without workers.
+SILENT_US = 60_000_000
+AT_WORK_US = 30_000_000
+
 WINDOW_S = 60.0
-LEAST_S = 10.0  # what fewer seconds of a log say is chance: a store that just took in 200,000 tasks may show none of them
+# What fewer seconds of a log say is chance: a store that just took in 200,000 tasks may show none of them.
+LEAST_S = 10.0
+# Of a busy store, the last seconds are enough: at most so many pages are read of each shard.
 CHUNK = 2000
-MAX_CHUNKS = 10  # of a busy store, the last seconds are enough
-FIRST = 1  # the number of a shard's first event ever
+MAX_CHUNKS = 10
+# The number of a shard's first event ever: a log that reaches back to it lacks nothing.
+FIRST = 1
 _OUT = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -36,7 +45,7 @@ class Rates(msgspec.Struct):
 
 
 async def read_rates(storage: BaseStorage, window_s: float = WINDOW_S, least_s: float = LEAST_S) -> Rates | None:
-    """None for a store that keeps no events, and where the end of its log that is read covers less than `least_s`."""
+    """Returns None for a store without events, and when the part of its log that is read covers less than `least_s`."""
     now = storage.clock()
     since = now - round(window_s * 1e6)
     shards = await storage.event_shards()
@@ -61,7 +70,7 @@ async def read_rates(storage: BaseStorage, window_s: float = WINDOW_S, least_s: 
 
 
 async def _tail(storage: BaseStorage, shard: Shard, since: int) -> tuple[list[EventRow], int]:
-    """The events of a shard since a moment, as far as a few chunks reach, and the moment from which on they are all there."""
+    """Returns the last events of a shard, and the moment since which they are complete: `since`, or later on a busy store."""
     found: list[EventRow] = []
     upto, lost = shard.last, False
     for _ in range(MAX_CHUNKS):
@@ -70,13 +79,42 @@ async def _tail(storage: BaseStorage, shard: Shard, since: int) -> tuple[list[Ev
             break
         try:
             rows = await storage.events(shard.name, after, CHUNK, upto)
-        except EventsLost:  # a worker purged meanwhile
+        except EventsLost:
+            # A worker purged meanwhile.
             lost = True
             break
         found[:0] = [row for row in rows if row.ts_us >= since]
         if not rows or rows[0].ts_us < since:
             return found, since
         upto = after
-    if upto < FIRST or not (found or lost):  # nothing was purged: before its first event nothing happened
+    # Nothing was purged: before its first event nothing happened.
+    if upto < FIRST or not (found or lost):
         return found, since
     return found, found[0].ts_us if found else storage.clock()
+
+
+def alive(workers: Sequence[WorkerInfo], now_us: int, within_us: int = SILENT_US) -> list[WorkerInfo]:
+    return [worker for worker in workers if worker.seen_at_us >= now_us - within_us]
+
+
+def busy_in(c: QueueCounts, workers: Sequence[WorkerInfo], now_us: int) -> int | None:
+    """How many functions of a queue run, as the workers last said; None while a worker of an older version, which does not
+    say, serves it.
+
+    The store counts leases, and a worker may hold some ahead of need. Never more than those: a worker that was lost still says
+    what it said last.
+    """
+    if not c.running:
+        return 0
+    said = [_of(worker, c.queue) for worker in alive(workers, now_us)]
+    known = [number for number in said if number is not None]
+    return None if len(known) < len(said) else min(sum(known), c.running)
+
+
+def _of(worker: WorkerInfo, queue: str) -> int | None:
+    if worker.busy is not None:
+        return worker.busy.get(queue, 0)
+    # A worker of an older version tells one number for all of its queues: it says something of a queue only if it has no other.
+    if not worker.running or (worker.queues and queue not in worker.queues):
+        return 0
+    return worker.running if len(worker.queues) == 1 else None

@@ -7,10 +7,11 @@ from urllib.parse import quote, unquote
 
 import typer
 
+from omniq.cli.commands import command
 from omniq.cli.exits import Missing
 from omniq.cli.output import AfterOption, JsonOption, LimitOption, next_page, print_json, print_line, print_table
 from omniq.cli.queues.queues import QueueArgument
-from omniq.cli.stores import StoreOption, opened, run
+from omniq.cli.stores import StoreOption, opened
 from omniq.errors import Invalid
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
-def groups_command(
+@command
+async def groups_command(
     context: typer.Context,
     queue: Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only groups of this queue.")] = None,
     limit: LimitOption = 50,
@@ -36,21 +38,18 @@ def groups_command(
     if context.invoked_subcommand is not None:
         return
 
-    async def work() -> None:
-        async with opened(store) as oq:
-            if queue is not None and queue not in await oq.storage.queues():
-                raise Missing(f"no queue {queue!r} in this store")
-            found, cursor = await _page(oq, queue, limit, after)
-        if json:
-            print_json(found)
-        elif found:
-            columns = ["QUEUE", "GROUP", ">LIMIT", ">RUNNING", ">READY"]
-            print_table(columns, [(g.queue, g.group, g.limit, g.inflight, g.ready) for g in found])
-        else:
-            print_line("no groups")
-        next_page(cursor)
-
-    run(work)
+    async with opened(store) as oq:
+        if queue is not None and queue not in await oq.storage.queues():
+            raise Missing(f"no queue {queue!r} in this store")
+        found, cursor = await _page(oq, queue, limit, after)
+    if json:
+        print_json(found)
+    elif found:
+        columns = ["QUEUE", "GROUP", ">LIMIT", ">RUNNING", ">READY"]
+        print_table(columns, [(g.queue, g.group, g.limit, g.inflight, g.ready) for g in found])
+    else:
+        print_line("no groups")
+    next_page(cursor)
 
 
 async def _page(oq: AsyncOmniQ, queue: str | None, limit: int, after: str | None) -> tuple[list[GroupInfo], str | None]:
@@ -65,6 +64,7 @@ async def _page(oq: AsyncOmniQ, queue: str | None, limit: int, after: str | None
     found: list[GroupInfo] = []
     names = [queue] if queue is not None else await oq.storage.queues()
     for name in names:
+        # Queues come by name, so a queue that was deleted since the last page is passed over and not looked for.
         if name < first or (name == first and slash and not cursor):
             continue
         within = unquote(cursor) if name == first and cursor else None
@@ -78,7 +78,8 @@ async def _page(oq: AsyncOmniQ, queue: str | None, limit: int, after: str | None
 
 
 @app.command("set-limit")
-def set_limit_command(
+@command
+async def set_limit_command(
     context: typer.Context,
     queue: QueueArgument,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of a group.")],
@@ -92,23 +93,20 @@ def set_limit_command(
 
     Example: omniq groups set-limit mail customer-42 3
     """
+    # Also `omniq groups --store URL set-limit …`: --store belongs to the group of commands as well.
     url = store if store is not None or context.parent is None else context.parent.params.get("store")
 
-    async def work() -> None:
-        async with opened(url) as oq:
-            if not new and not await _is_known(oq, queue, group):
-                raise Missing(f"no group {group!r} in queue {queue!r}; --new sets the limit of one that is to come")
-            await oq.set_group_limit(queue, group, limit)
-        print_line(f"group {group} of queue {queue} runs up to {limit} at once")
-
-    run(work)
+    async with opened(url) as oq:
+        if not new and not await _is_known(oq, queue, group):
+            raise Missing(f"no group {group!r} in queue {queue!r}; --new sets the limit of one that is to come")
+        await oq.set_group_limit(queue, group, limit)
+    print_line(f"group {group} of queue {queue} runs up to {limit} at once")
 
 
 async def _is_known(oq: AsyncOmniQ, queue: str, group: str) -> bool:
-    cursor: str | None = None
-    while True:
-        page, cursor = await oq.groups(queue, cursor=cursor, limit=1000)
-        if any(g.group == group for g in page):
+    from omniq.cli.paging import groups_of
+
+    async for found in groups_of(oq.storage, queue):
+        if found.group == group:
             return True
-        if cursor is None:
-            return False
+    return False

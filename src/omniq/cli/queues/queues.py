@@ -1,15 +1,16 @@
-"""`omniq queues`, `omniq pause`, `omniq resume`."""
+"""`omniq queues`: what each queue holds, and how fast tasks come and go."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
-from omniq.cli.exits import say
+from omniq.cli.commands import command
 from omniq.cli.output import AfterOption, JsonOption, LimitOption, next_page, print_json, print_line, print_table
 from omniq.cli.parsing import short
-from omniq.cli.stores import StoreOption, opened, run
+from omniq.cli.stores import StoreOption, opened
 
 if TYPE_CHECKING:
     from omniq.cli.queues.activity import Rates
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of a queue.")]
 
 
-def queues_command(
+@command
+async def queues_command(
     limit: LimitOption = 50, after: AfterOption = None, json: JsonOption = False, store: StoreOption = None
 ) -> None:
     """Show what each queue holds, and how fast tasks come and go.
@@ -34,24 +36,20 @@ def queues_command(
 
     Example: omniq queues --json | jq '.[] | select(.paused) | .queue'
     """
-    from omniq.cli.busy import busy_in
-    from omniq.cli.queues.activity import read_rates
+    from omniq.cli.queues.activity import busy_in, read_rates
 
-    async def work() -> None:
-        async with opened(store) as oq:
-            counts, rates, now = await oq.counts(), await read_rates(oq.storage), oq.storage.clock()
-            workers = await oq.workers()
-        counts = sorted((c for c in counts if after is None or c.queue > after), key=lambda c: c.queue)
-        counts, more = counts[:limit], len(counts) > limit
-        if json:
-            print_json([_fields(c, rates, busy_in(c, workers, now)) for c in counts])
-        elif counts:
-            print_table(COLUMNS, [_row(c, rates, busy_in(c, workers, now), now) for c in counts])
-        else:
-            print_line("no queues yet" if after is None else "no more queues")
-        next_page(counts[-1].queue if more else None)
-
-    run(work)
+    async with opened(store) as oq:
+        counts, rates, now = await oq.counts(), await read_rates(oq.storage), oq.storage.clock()
+        workers = await oq.workers()
+    counts = sorted((c for c in counts if after is None or c.queue > after), key=lambda c: c.queue)
+    counts, more = counts[:limit], len(counts) > limit
+    if json:
+        print_json([_fields(c, rates, busy_in(c, workers, now)) for c in counts])
+    elif counts:
+        print_table(COLUMNS, [_row(c, rates, busy_in(c, workers, now), now) for c in counts])
+    else:
+        print_line("no queues yet" if after is None else "no more queues")
+    next_page(counts[-1].queue if more else None)
 
 
 COUNTS = [">READY", ">SCHED", ">BLOCK", ">RUN", ">LEASED", ">DONE", ">FAIL", ">CANC"]
@@ -66,8 +64,6 @@ def _row(c: QueueCounts, rates: Rates | None, busy: int | None, now_us: int) -> 
 
 
 def _fields(c: QueueCounts, rates: Rates | None, busy: int | None) -> dict[str, Any]:
-    import msgspec
-
     from omniq.models import maybe_from_us
 
     fields = msgspec.structs.asdict(c)
@@ -76,40 +72,3 @@ def _fields(c: QueueCounts, rates: Rates | None, busy: int | None) -> dict[str, 
     fields["rate_in"] = None if rates is None else round(rates.into(c.queue), 3)
     fields["rate_out"] = None if rates is None else round(rates.out_of(c.queue), 3)
     return fields
-
-
-def pause_command(queue: QueueArgument, store: StoreOption = None) -> None:
-    """Stop handing out tasks of a queue. Running ones go on, new ones are accepted and wait.
-
-    A queue may be paused before its first task; that no such queue is known yet is said on stderr, since the name may be
-    mistyped.
-
-    Example: omniq pause mail
-    """
-
-    async def work() -> None:
-        async with opened(store) as oq:
-            was, known = await oq.is_paused(queue), queue in await oq.storage.queues()
-            await oq.pause(queue)
-        print_line(f"queue {queue} was paused already" if was else f"paused queue {queue}")
-        if not known:
-            say(f"no queue {queue!r} is known yet: its tasks will wait when they come; omniq queues shows the others")
-
-    run(work)
-
-
-def resume_command(queue: QueueArgument, store: StoreOption = None) -> None:
-    """Hand out tasks of a paused queue again.
-
-    Example: omniq resume mail
-    """
-
-    async def work() -> None:
-        async with opened(store) as oq:
-            known = queue in await oq.storage.queues()
-            was = await oq.resume(queue)
-        print_line(f"resumed queue {queue}" if was else f"queue {queue} was not paused")
-        if not known:
-            say(f"no queue {queue!r} is known yet; omniq queues shows the others")
-
-    run(work)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from omniq.cli.commands import run
 from omniq.cli.parsing import seconds
-from omniq.cli.stores import StoreOption, run
+from omniq.cli.stores import StoreOption
 from omniq.errors import Invalid
 
 
@@ -25,7 +26,7 @@ def top_command(
     """
     pause = seconds(every)
     if not 0.1 <= pause <= 3600:
-        raise Invalid(f"--every {every}: look every 100ms at the soonest")
+        raise Invalid(f"--every {every}: the shortest time between two looks is 100ms")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Invalid("omniq top needs a terminal; for programs there is omniq queues --json")
     try:
@@ -33,4 +34,4 @@ def top_command(
     except ImportError as exc:  # Windows: its terminals are others
         raise Invalid("omniq top needs Linux or macOS; everywhere there is omniq queues") from exc
 
-    run(lambda: watch(store, pause))
+    run(watch(store, pause))

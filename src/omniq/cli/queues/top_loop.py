@@ -15,32 +15,21 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from omniq.cli.queues.activity import Rates, read_rates
-from omniq.cli.queues.top_screen import draw
+from omniq.cli.queues.activity import read_rates
+from omniq.cli.queues.top_screen import View, draw
 from omniq.cli.stores import must_exist, settings_and_url
 from omniq.core import AsyncOmniQ
 from omniq.errors import OmniQError
 from omniq.models import State, Task
-from omniq.operations import Filter, QueueCounts, WorkerInfo
+from omniq.operations import Filter
 from omniq.racing import first
-from omniq.storage.base import BaseStorage
+from omniq.storage.filesystems import identity
 from omniq.storage.url import mask
 
+# More running or failed tasks than any screen has lines; the titles of the panels say how many there are.
 MAX_TASKS = 100
-RATE_S, LEAST_S = 10.0, 1.0  # a live view shows what happens now
-
-
-class View(msgspec.Struct, kw_only=True):
-    """What one look at the store saw."""
-
-    url: str
-    now_us: int = 0
-    queues: list[QueueCounts] = []
-    rates: Rates | None = None
-    running: list[Task] = []
-    failed: list[Task] = []
-    workers: list[WorkerInfo] = []
-    away: str = ""
+# A live view shows what happens now, so its rates are over less time than those of `omniq queues`.
+RATE_S, LEAST_S = 10.0, 1.0
 
 
 async def watch(store: str | None, pause_s: float) -> None:
@@ -62,13 +51,14 @@ async def watch(store: str | None, pause_s: float) -> None:
             woken.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(woken.wait(), pause_s)
-            await first(look(), leaving.wait())  # a store that does not answer keeps nobody here
+            # A store that does not answer keeps nobody here.
+            await first(look(), leaving.wait())
     await eye.close()
 
 
 @contextmanager
 def _keys(woken: asyncio.Event, leaving: asyncio.Event) -> Generator[None, None, None]:
-    """Keys arrive one by one and are not shown; the terminal is as before at the end, whatever happens."""
+    """Take keys one by one and do not show them. At the end the terminal is as it was, whatever happens."""
     loop, keyboard = asyncio.get_running_loop(), sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
 
@@ -95,7 +85,9 @@ class Eye:
     def __init__(self, store: str | None) -> None:
         self._settings, self._url = settings_and_url(store)
         self._oq: AsyncOmniQ | None = None
+        # The file or folder that was opened. It may be replaced while it is open: then it would show the old one for ever.
         self._seen: object = None
+        # Shown, with the reason, while the store is away.
         self._last = View(url=mask(self._url))
         self.error: OmniQError | None = None
 
@@ -110,14 +102,14 @@ class Eye:
         return self._last
 
     async def _opened(self) -> AsyncOmniQ:
-        """The queue; opened anew when the store on the disk is not the one that was opened."""
-        if self._oq is not None and _identity(self._oq.storage) != self._seen:
+        """Returns the open queue, and opens it again when another store has taken the place of the one that was opened."""
+        if self._oq is not None and identity(self._oq.storage.place) != self._seen:
             await self.close()
         if self._oq is None:
             oq = AsyncOmniQ.from_url(self._url, settings=self._settings)
             await must_exist(oq, self._url, create=False)
             await oq.storage.open()
-            self._oq, self._seen = oq, _identity(oq.storage)
+            self._oq, self._seen = oq, identity(oq.storage.place)
         return self._oq
 
     async def close(self) -> None:
@@ -125,17 +117,6 @@ class Eye:
             with suppress(OmniQError):
                 await self._oq.close()
             self._oq = None
-
-
-def _identity(storage: BaseStorage) -> object:
-    path = getattr(storage, "path", None)
-    if not isinstance(path, str):
-        return None
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 async def _look(oq: AsyncOmniQ, url: str) -> View:

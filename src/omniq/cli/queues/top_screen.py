@@ -6,27 +6,43 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from rich.console import ConsoleDimensions, RenderableType
 from rich.layout import Layout
 from rich.panel import Panel
 from rich.text import Text
 
-from omniq.cli.busy import SILENT_US, alive, busy_in
 from omniq.cli.output import count, one_line
 from omniq.cli.parsing import short
+from omniq.cli.queues.activity import SILENT_US, alive, busy_in
 from omniq.cli.table import Fitted
 from omniq.models import from_us
 
 if TYPE_CHECKING:
-    from omniq.cli.queues.top_loop import View
+    from omniq.cli.queues.activity import Rates
     from omniq.models import Task
-    from omniq.operations import QueueCounts
+    from omniq.operations import QueueCounts, WorkerInfo
 
-WIDE = 110  # columns from which running tasks show everything
-VERY_WIDE = 160  # and from which workers and failures stand side by side
-FRAME = 3  # lines of a panel besides its rows: two borders and the titles
-BORDERS = 4  # columns of a panel besides its table
+# Columns from which running tasks show everything, and from which workers and failures stand side by side.
+WIDE = 110
+VERY_WIDE = 160
+# Lines of a panel besides its rows: two borders and the titles; and columns of a panel besides its table.
+FRAME = 3
+BORDERS = 4
 BAR = 10
+
+
+class View(msgspec.Struct, kw_only=True):
+    """The state of the store at one look."""
+
+    url: str
+    now_us: int = 0
+    queues: list[QueueCounts] = []
+    rates: Rates | None = None
+    running: list[Task] = []
+    failed: list[Task] = []
+    workers: list[WorkerInfo] = []
+    away: str = ""
 
 
 def draw(view: View, size: ConsoleDimensions) -> RenderableType:

@@ -14,8 +14,10 @@ from omniq.cli.serve.token_file import read_token
 from omniq.client.wire import command, connect, tls_context
 from omniq.errors import ConfigError, ConnectionLost
 
+# Far below the heartbeat of a server: 45 s, unless it was told otherwise.
 PING_S = 2.0
-PATIENCE_S = 5.0  # a server that was started a moment ago does not listen yet
+# A server that was started a moment ago, in the line before of a script, does not listen yet.
+PATIENCE_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 
 FAILED, SAID_ERR = 1, 3
@@ -38,7 +40,7 @@ def run_send(
 
 
 def _connected(host: str, port: int, context: ssl.SSLContext | None, patience_s: float) -> socket.socket:
-    """A connection, tried for anew while nobody listens; what trying again does not change is raised at once."""
+    """Connect, and try again while nobody listens. Any other failure is raised at once: it would stay the same."""
     deadline = time.monotonic() + patience_s
     pause = FIRST_PAUSE_S
     while True:
@@ -59,11 +61,16 @@ class _Conversation:
 
     def __init__(self, connection: socket.socket, out: BinaryIO) -> None:
         self._connection, self._out = connection, out
+        # One line at a time, and in the order in which replies are expected: pings come from a thread of their own.
         self._sending = threading.Lock()
-        self._lock = threading.Lock()  # not held while sending: a server whose replies are not read reads no more either
-        self._expected: deque[bool] = deque()  # of each reply to come, whether it is shown
+        # Not held while sending: a server whose replies are not read reads no more either, and replies need this lock.
+        self._lock = threading.Lock()
+        # Of each reply to come, whether it is shown: those to our own pings and to AUTH are not.
+        self._expected: deque[bool] = deque()
         self._all_answered = threading.Condition(self._lock)
+        # Between ATOMIC and DONE nothing is answered.
         self._in_transaction = False
+        # A reply was ERR, which makes the exit code; the connection is gone, so nothing more will be answered.
         self._said_err = self._broken = False
         self._stop = threading.Event()
 
@@ -93,8 +100,9 @@ class _Conversation:
         verb = line.strip(b"\r\n").partition(b" ")[0].upper()
         with self._sending:
             with self._lock:
+                # A line of ours comes between no lines of the user's.
                 if not shown and (self._in_transaction or self._expected):
-                    return  # a line of ours comes between no lines of the user's
+                    return
                 if self._in_transaction:
                     self._in_transaction = verb != b"DONE"
                     answered = verb == b"DONE"
@@ -130,6 +138,6 @@ class _Conversation:
             self._all_answered.notify_all()
 
     def _ping(self) -> None:
-        """Signs of life while stdin says nothing; inside a transaction only its own lines can be one."""
+        """Send a sign of life while stdin is silent, but not inside a transaction, where PING is not allowed."""
         while not self._stop.wait(PING_S):
             self._send(b"PING\n", shown=False)

@@ -1,117 +1,51 @@
-"""`omniq serve` and `omniq send`: their options."""
+"""`omniq serve`: the line protocol over TCP."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
-
-def _from_environment(name: str) -> str:
-    return f"OMNIQ_SERVE_{name.upper()}"
+from omniq.cli.commands import command
 
 
-def serve_command(
+def _word(name: str, metavar: str | None, help: str) -> Any:
+    # With the variable named here and not by a prefix, a mistake in it is told with its name.
+    return typer.Option(f"--{name.replace('_', '-')}", envvar=f"OMNIQ_SERVE_{name.upper()}", metavar=metavar, help=help)
+
+
+class Given(msgspec.Struct, frozen=True):
+    """The options of the command, which are those of `ServeOptions` in words; None where its default holds."""
+
     store: Annotated[
-        str | None,
-        typer.Option(
-            envvar=_from_environment("store"),
-            metavar="URL",
-            help="Storage URL. Default: the OMNIQ_… variables, else sqlite:///omniq.db.",
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(envvar=_from_environment("host"), metavar="ADDRESS", help="Address to listen on. Default 127.0.0.1."),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            envvar=_from_environment("port"), metavar="N", help="Port to listen on; 0 takes a free one. Default 12345."
-        ),
-    ] = None,
-    heartbeat: Annotated[
-        str | None,
-        typer.Option(
-            envvar=_from_environment("heartbeat"), metavar="DURATION", help="How long a connection may be silent. Default 45s."
-        ),
-    ] = None,
-    grace: Annotated[
-        str | None,
-        typer.Option(
-            envvar=_from_environment("grace"), metavar="DURATION", help="Time that clients get after SIGTERM. Default 25s."
-        ),
-    ] = None,
+        str | None, _word("store", "URL", "Storage URL. Default: the OMNIQ_… variables, else sqlite:///omniq.db.")
+    ] = None
+    host: Annotated[str | None, _word("host", "ADDRESS", "Address to listen on. Default 127.0.0.1.")] = None
+    port: Annotated[int | None, _word("port", "N", "Port to listen on; 0 takes a free one. Default 12345.")] = None
+    heartbeat: Annotated[str | None, _word("heartbeat", "DURATION", "How long a connection may be silent. Default 45s.")] = None
+    grace: Annotated[str | None, _word("grace", "DURATION", "Time that clients get after SIGTERM. Default 25s.")] = None
     backoff: Annotated[
-        str | None,
-        typer.Option(
-            envvar=_from_environment("backoff"),
-            metavar="POLICY",
-            help="Retry policy of pushed tasks, like fixed:base=5000. Default n⁴ s.",
-        ),
-    ] = None,
-    max_payload: Annotated[
-        int | None,
-        typer.Option(envvar=_from_environment("max_payload"), metavar="N", help="Bytes of a payload. Default 65535."),
-    ] = None,
-    max_line: Annotated[
-        int | None, typer.Option(envvar=_from_environment("max_line"), metavar="N", help="Bytes of a command. Default 1048576.")
-    ] = None,
-    max_transaction: Annotated[
-        int | None,
-        typer.Option(
-            envvar=_from_environment("max_transaction"), metavar="N", help="Commands of a transaction. Default 10000."
-        ),
-    ] = None,
+        str | None, _word("backoff", "POLICY", "Retry policy of pushed tasks, like fixed:base=5000. Default n⁴ s.")
+    ] = None
+    max_payload: Annotated[int | None, _word("max_payload", "N", "Bytes of a payload. Default 65535.")] = None
+    max_line: Annotated[int | None, _word("max_line", "N", "Bytes of a command. Default 1048576.")] = None
+    max_transaction: Annotated[int | None, _word("max_transaction", "N", "Commands of a transaction. Default 10000.")] = None
     max_transaction_bytes: Annotated[
-        int | None,
-        typer.Option(
-            envvar=_from_environment("max_transaction_bytes"), metavar="N", help="Bytes of a transaction. Default 16777216."
-        ),
-    ] = None,
-    max_connections: Annotated[
-        int | None,
-        typer.Option(envvar=_from_environment("max_connections"), metavar="N", help="Connections at once. Default 15000."),
-    ] = None,
-    max_held: Annotated[
-        int | None,
-        typer.Option(envvar=_from_environment("max_held"), metavar="N", help="Tasks held by one connection. Default 10000."),
-    ] = None,
-    token_file: Annotated[
-        str | None,
-        typer.Option(
-            envvar=_from_environment("token_file"), metavar="FILE", help="File with the token that clients must send."
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        str | None,
-        typer.Option(envvar=_from_environment("tls_cert"), metavar="FILE", help="Certificate chain (PEM); switches TLS on."),
-    ] = None,
-    tls_key: Annotated[
-        str | None,
-        typer.Option(envvar=_from_environment("tls_key"), metavar="FILE", help="Private key of the certificate (PEM)."),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            envvar=_from_environment("insecure"),
-            help="Listen beyond loopback without a token and TLS; metrics too.",
-        ),
-    ] = False,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            envvar=_from_environment("metrics_port"), metavar="N", help="Serve Prometheus metrics here; 0: a free one."
-        ),
-    ] = None,
-    metrics_host: Annotated[
-        str | None,
-        typer.Option(
-            envvar=_from_environment("metrics_host"), metavar="ADDRESS", help="Address of the metrics. Default 127.0.0.1."
-        ),
-    ] = None,
-) -> None:
+        int | None, _word("max_transaction_bytes", "N", "Bytes of a transaction. Default 16777216.")
+    ] = None
+    max_connections: Annotated[int | None, _word("max_connections", "N", "Connections at once. Default 15000.")] = None
+    max_held: Annotated[int | None, _word("max_held", "N", "Tasks held by one connection. Default 10000.")] = None
+    token_file: Annotated[str | None, _word("token_file", "FILE", "File with the token that clients must send.")] = None
+    tls_cert: Annotated[str | None, _word("tls_cert", "FILE", "Certificate chain (PEM); switches TLS on.")] = None
+    tls_key: Annotated[str | None, _word("tls_key", "FILE", "Private key of the certificate (PEM).")] = None
+    insecure: Annotated[bool, _word("insecure", None, "Listen beyond loopback without a token and TLS; metrics too.")] = False
+    metrics_port: Annotated[int | None, _word("metrics_port", "N", "Serve Prometheus metrics here; 0: a free one.")] = None
+    metrics_host: Annotated[str | None, _word("metrics_host", "ADDRESS", "Address of the metrics. Default 127.0.0.1.")] = None
+
+
+@command
+def serve_command(given: Given) -> None:
     """Serve the line protocol over TCP, for any language with sockets.
 
     One line on stderr says where it listens as soon as it does. Each option is also a variable: OMNIQ_SERVE_ and its name in
@@ -122,46 +56,4 @@ def serve_command(
     """
     from omniq.cli.serve.listening import run_server
 
-    raise typer.Exit(
-        run_server(
-            store,
-            token_file,
-            host=host,
-            port=port,
-            heartbeat=heartbeat,
-            grace=grace,
-            backoff=backoff,
-            max_payload=max_payload,
-            max_line=max_line,
-            max_transaction=max_transaction,
-            max_transaction_bytes=max_transaction_bytes,
-            max_connections=max_connections,
-            max_held=max_held,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            insecure=insecure,
-            metrics_port=metrics_port,
-            metrics_host=metrics_host,
-        )
-    )
-
-
-def send_command(
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the server.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="Port of the server.")] = 12345,
-    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the token to send first.")] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Speak TLS, and check the server's certificate.")] = False,
-    ca_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Certificates to trust instead of the system's; implies --tls.")
-    ] = None,
-) -> None:
-    """Send the lines of stdin to a server and print its replies.
-
-    It ends when stdin has ended and every reply has come. While nobody listens it tries again, for 5 s. Exit code 1 if the
-    connection failed, 3 if any reply was ERR.
-
-    Example: echo 'PUSH {"name": "resize"}' | omniq send
-    """
-    from omniq.cli.serve.sending import run_send
-
-    raise typer.Exit(run_send(host, port, token_file, tls, ca_file))
+    run_server(**msgspec.structs.asdict(given))

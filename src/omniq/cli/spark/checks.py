@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from omniq._version import __version__
-from omniq.cli.check_results import Finding
+from omniq.cli.check_results import Finding, fault
 from omniq.errors import OmniQError
 from omniq.spark.causes import reported
 from omniq.spark.java import find_java
@@ -33,7 +33,7 @@ VARIABLES = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_DIRS", "HADOOP_CONF_DI
 
 
 def examine(master: str, java: str) -> Iterator[Finding]:
-    """Every check, in the order in which one would look; the start is left out when it cannot succeed."""
+    """Every check, in the order in which one would look; Spark is not started when it cannot succeed."""
     faults = False
     for check in (_python, _packages, lambda: _java(java), lambda: _variables(master), _disk):
         for finding in check():
@@ -64,8 +64,7 @@ def _java(java: str) -> Iterator[Finding]:
     try:
         found = find_java(java)
     except OmniQError as exc:
-        message, _, remedy = str(exc).rpartition(": ")
-        yield Finding(check="java", status="wrong", message=message, remedy=remedy)
+        yield fault("java", exc)
     else:
         yield Finding(check="java", status="ok", message=f"Java {found.version}, from {found.origin}: {found.home}")
 

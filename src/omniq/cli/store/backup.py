@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from omniq.cli.commands import command
 from omniq.cli.output import print_line
-from omniq.cli.stores import StoreOption, opened, run
+from omniq.cli.stores import StoreOption, opened
 
 
-def backup_command(
+@command
+async def backup_command(
     path: Annotated[str, typer.Argument(metavar="PATH", help="The file (SQLite) or folder (file store) to write; a new one.")],
     store: StoreOption = None,
 ) -> None:
@@ -21,10 +23,6 @@ def backup_command(
 
     Example: omniq backup nightly.db
     """
-
-    async def work() -> None:
-        async with opened(store) as oq:
-            await oq.storage.backup(path)
-
-    run(work)
+    async with opened(store) as oq:
+        await oq.storage.backup(path)
     print_line(f"written to {path}")

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from omniq.cli.commands import command
 from omniq.cli.output import JsonOption, print_json, print_table
-from omniq.cli.stores import StoreOption, opened, run
+from omniq.cli.stores import StoreOption, opened
 
 
-def bench_command(
+@command
+async def bench_command(
     tasks: Annotated[
         int, typer.Option("--tasks", metavar="N", min=10, max=1_000_000, help="How many tasks the longest part takes.")
     ] = 5000,
@@ -26,18 +28,15 @@ def bench_command(
     """
     from omniq.cli.store.measuring import measure
 
-    async def work() -> None:
-        async with opened(store) as oq:
-            figures = await measure(oq, tasks)
-        if json:
-            print_json(figures)
-        else:
-            print_table(
-                ["WHAT", ">TASKS", ">PER SECOND", ">MEDIAN", ">P99"],
-                [(f.what, f.tasks, f"{f.per_second:,.0f}", _ms(f.median_ms), _ms(f.p99_ms)) for f in figures],
-            )
-
-    run(work)
+    async with opened(store) as oq:
+        figures = await measure(oq, tasks)
+    if json:
+        print_json(figures)
+    else:
+        print_table(
+            ["WHAT", ">TASKS", ">PER SECOND", ">MEDIAN", ">P99"],
+            [(f.what, f.tasks, f"{f.per_second:,.0f}", _ms(f.median_ms), _ms(f.p99_ms)) for f in figures],
+        )
 
 
 def _ms(value: float | None) -> str | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from omniq.cli.busy import alive
 from omniq.cli.check_results import Finding
 from omniq.cli.output import count
+from omniq.cli.paging import groups_of, task_pages
 from omniq.cli.parsing import short
+from omniq.cli.queues.activity import alive
 from omniq.cli.stores import must_exist, settings_and_url
 from omniq.core import AsyncOmniQ
 from omniq.errors import StoreError, StoreForeign, StoreFull, StoreTooNew
@@ -20,9 +21,12 @@ from omniq.operations import Filter, GroupInfo
 from omniq.storage.base import BaseStorage
 from omniq.storage.filesystems import network_fs
 
-LATE_US = 5_000_000  # workers take back an expired lease within a second
+# Workers take back an expired lease within a second: one that is older is a sign that none is there.
+LATE_US = 5_000_000
+# Clocks of machines that follow NTP differ by less.
 AHEAD_US = 5_000_000
 LITTLE_ROOM = 200 * 1024**2
+# A store may have millions of blocked tasks, and each costs a look at those that it waits for.
 MAX_LOOKED_AT = 20_000
 MAX_TOLD = 5
 
@@ -115,8 +119,7 @@ async def _leases(storage: BaseStorage, repair: bool, lost: Sequence[str]) -> li
     ]
     if not expired:
         return [Finding(check="leases", status="ok", message="no lease has run out")]
-    told = ", ".join(lease.record.id for lease in expired[:MAX_TOLD]) + (" …" if len(expired) > MAX_TOLD else "")
-    message = f"{count(len(expired), 'task')} of workers that are gone: {told}"
+    message = f"{count(len(expired), 'task')} of workers that are gone: {_few([lease.record.id for lease in expired])}"
     if repair:
         await storage.reclaim(lost_workers=lost)
         return [Finding(check="leases", status="repaired", message=f"took back {message}")]
@@ -124,32 +127,29 @@ async def _leases(storage: BaseStorage, repair: bool, lost: Sequence[str]) -> li
     return [Finding(check="leases", status="wrong", message=message, remedy=remedy)]
 
 
+def _few(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:MAX_TOLD]) + (" …" if len(ids) > MAX_TOLD else "")
+
+
 async def _orphans(storage: BaseStorage, repair: bool) -> list[Finding]:
     """Tasks that wait for tasks which have ended, or are gone."""
     if repair:
         while await storage.sweep():
             pass
-    stuck = [task.id async for task in _blocked(storage) if not await _waits_for_something(storage, task)]
+    stuck: list[str] = []
+    seen = 0
+    async for tasks in task_pages(storage, Filter(states=(State.BLOCKED,))):
+        stuck += [task.id for task in tasks if not await _waits_for_something(storage, task)]
+        seen += len(tasks)
+        if seen >= MAX_LOOKED_AT:
+            break
     if not stuck:
         return [Finding(check="orphans", status="ok", message="every blocked task waits for one that has not ended")]
-    told = ", ".join(stuck[:MAX_TOLD]) + (" …" if len(stuck) > MAX_TOLD else "")
-    message = f"{count(len(stuck), 'task waits', 'tasks wait')} for tasks that have ended or are gone: {told}"
+    message = f"{count(len(stuck), 'task waits', 'tasks wait')} for tasks that have ended or are gone: {_few(stuck)}"
     remedy = "omniq doctor --repair goes on with cascades that were cut short"
     if repair:
         remedy = "cancel them with omniq tasks cancel and enqueue them anew"
     return [Finding(check="orphans", status="wrong", message=message, remedy=remedy)]
-
-
-async def _blocked(storage: BaseStorage) -> AsyncIterator[Record]:
-    cursor, seen = None, 0
-    while seen < MAX_LOOKED_AT:
-        page = await storage.find(Filter(states=(State.BLOCKED,)), cursor, 500)
-        for task in page.tasks:
-            yield task
-        seen += len(page.tasks)
-        cursor = page.cursor
-        if cursor is None:
-            return
 
 
 async def _waits_for_something(storage: BaseStorage, task: Record) -> bool:
@@ -163,14 +163,12 @@ async def _waits_for_something(storage: BaseStorage, task: Record) -> bool:
 async def _groups(storage: BaseStorage) -> list[Finding]:
     """Groups that are full although nothing of them runs."""
     running = Counter[tuple[str, str]]()
-    cursor = None
-    while True:
-        page = await storage.find(Filter(states=(State.RUNNING,)), cursor, 500)
-        running.update((t.queue, t.group) for t in page.tasks if t.group is not None)
-        cursor = page.cursor
-        if cursor is None:
-            break
-    stuck = [g async for g in _all_groups(storage) if g.ready and g.inflight >= g.limit and not running[g.queue, g.group]]
+    async for tasks in task_pages(storage, Filter(states=(State.RUNNING,))):
+        running.update((t.queue, t.group) for t in tasks if t.group is not None)
+    stuck: list[GroupInfo] = []
+    for queue in await storage.queues():
+        groups = groups_of(storage, queue)
+        stuck += [g async for g in groups if g.ready and g.inflight >= g.limit and not running[queue, g.group]]
     if not stuck:
         return [Finding(check="groups", status="ok", message="no group is full without a running task")]
     return [
@@ -184,19 +182,8 @@ async def _groups(storage: BaseStorage) -> list[Finding]:
     ]
 
 
-async def _all_groups(storage: BaseStorage) -> AsyncIterator[GroupInfo]:
-    for queue in await storage.queues():
-        cursor = None
-        while True:
-            page, cursor = await storage.groups(queue, cursor, 1000)
-            for group in page:
-                yield group
-            if cursor is None:
-                break
-
-
 async def _queues(storage: BaseStorage, lost: Sequence[str]) -> list[Finding]:
-    """What is no fault of the store, and yet is why nothing happens."""
+    """Reasons why nothing happens that are not faults of the store."""
     workers = [w for w in alive(await storage.workers(), storage.clock()) if w.worker not in lost]
     served = {queue for worker in workers for queue in worker.queues}
     found: list[Finding] = []
@@ -204,7 +191,8 @@ async def _queues(storage: BaseStorage, lost: Sequence[str]) -> list[Finding]:
         if c.paused and c.ready:
             message = f"queue {c.queue!r} is paused with {count(c.ready, 'task')} ready"
             found.append(Finding(check="queues", status="warning", message=message, remedy=f"omniq resume {c.queue}"))
-        elif c.ready and not c.running and c.queue not in served:  # clients of other makes are in no registry, but hold tasks
+        # Clients of other makes are in no registry, but hold tasks.
+        elif c.ready and not c.running and c.queue not in served:
             message = f"queue {c.queue!r} has {count(c.ready, 'task')} ready, and no worker serves it"
             remedy = "start omniq worker, or name the queue in its --queues"
             found.append(Finding(check="queues", status="warning", message=message, remedy=remedy))
@@ -228,8 +216,8 @@ async def _dead_letters(storage: BaseStorage) -> list[Finding]:
 
 def _place(storage: BaseStorage) -> list[Finding]:
     """The disk below a local store."""
-    path = getattr(storage, "path", None)
-    if not isinstance(path, str):
+    path = storage.place
+    if path is None:
         return []
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     return [_room(folder), _kind(Path(path))]

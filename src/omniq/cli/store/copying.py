@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-from omniq.cli.output import count
-from omniq.cli.progress import bar
+from omniq.cli.output import bar, count
+from omniq.cli.paging import PAGE, event_pages, groups_of, stored_events, task_pages
+from omniq.cli.queues.activity import AT_WORK_US, alive
 from omniq.errors import Invalid, Refused
 from omniq.models import Record
 from omniq.operations import EventRow, Filter, QueueCounts, Saved
 from omniq.storage.base import BaseStorage
-
-PAGE = 500
-ALIVE_US = 30_000_000
 
 
 class NotFit(Refused):
@@ -20,16 +16,17 @@ class NotFit(Refused):
 
 
 async def check_stores(source: BaseStorage, destination: BaseStorage) -> None:
-    """Refuse what would lose or double work."""
+    """Refuse a copy that would lose or double work."""
     src, dst = await source.info(), await destination.info()
     if src.store_id == dst.store_id:
         raise Invalid("SRC and DST are the same store")
     if not destination.capabilities.restores:
-        raise Invalid(f"{type(destination).__name__} cannot take in what another store kept")
+        raise Invalid(f"{type(destination).__name__} cannot take tasks and events of another store: choose another DST")
     for name, storage in (("SRC", source), ("DST", destination)):
-        alive = [w for w in await storage.workers() if w.seen_at_us > storage.clock() - ALIVE_US]
-        if alive:
-            raise NotFit(f"{count(len(alive), 'worker')} of {name} are alive ({alive[0].worker}): stop them first")
+        workers = alive(await storage.workers(), storage.clock(), AT_WORK_US)
+        if workers:
+            raise NotFit(f"{count(len(workers), 'worker')} of {name} are alive ({workers[0].worker}): stop them first")
+    # A copy that was cut short has the first tasks of SRC, so a look at the first page tells it from a store in use.
     theirs = (await destination.find(Filter(), None, PAGE, newest_first=False)).tasks
     for task in theirs:
         if await source.get(task.id) is None:
@@ -46,7 +43,8 @@ class Copy:
     async def run(self) -> None:
         total = sum(_all(c) for c in await self._src.counts())
         with bar("tasks", total) as advance:
-            async for page in _pages(self._src):
+            # Staged tasks are no part of it: they belong to their run until it is committed.
+            async for page in task_pages(self._src, Filter()):
                 await self._copy_tasks(page)
                 advance(len(page))
         await self._copy_steering()
@@ -64,34 +62,32 @@ class Copy:
         for queue in await self._src.queues():
             if await self._src.is_paused(queue):
                 await self._dst.pause(queue)
-            cursor = None
-            while True:
-                groups, cursor = await self._src.groups(queue, cursor, PAGE)
-                for group in groups:
-                    if group.limit > 1:
-                        await self._dst.set_group_limit(queue, group.group, group.limit)
-                if cursor is None:
-                    break
+            async for group in groups_of(self._src, queue):
+                # A group that nobody gave a limit has 1, and gets it with its first task.
+                if group.limit > 1:
+                    await self._dst.set_group_limit(queue, group.group, group.limit)
 
     # -- events ------------------------------------------------------------------------------------
 
     async def _copy_events(self) -> None:
         finest = max(self._src.capabilities.resolution_us, self._dst.capabilities.resolution_us)
         last = {shard: _essence(row, finest) for shard, row in (await _last_events(self._dst)).items()}
-        with bar("events", await _stored_events(self._src)) as advance:
-            async for rows in _events(self._src):
-                self.events += len(rows)
-                advance(len(rows))
-                new = [row for row in rows if _is_new(row, last, finest)]
-                if new:
-                    await self._dst.restore_events(new)
+        with bar("events", await stored_events(self._src)) as advance:
+            for shard in await self._src.event_shards():
+                async for rows in event_pages(self._src, shard):
+                    self.events += len(rows)
+                    advance(len(rows))
+                    new = [row for row in rows if _is_new(row, last, finest)]
+                    if new:
+                        await self._dst.restore_events(new)
+        # Every event that DST had was met in SRC, unless somebody else wrote it.
         if last:
             raise NotFit("DST has events that SRC does not have: it was used meanwhile; begin anew with an empty store")
 
     # -- comparing ---------------------------------------------------------------------------------
 
     async def differences(self) -> list[str]:
-        """What the two stores do not agree on; nothing, if all went well."""
+        """Returns a sentence for each difference between the two stores."""
         found: list[str] = []
         theirs = {c.queue: c for c in await self._dst.counts()}
         for ours in await self._src.counts():
@@ -100,47 +96,24 @@ class Copy:
                 found.append(f"queue {ours.queue!r} differs: SRC {_compared(ours)}, DST {_compared(there)}")
         found += [f"queue {name!r} is only in DST" for name, c in theirs.items() if _all(c)]
         results = 0
-        async for page in _pages(self._dst):
+        async for page in task_pages(self._dst, Filter()):
             results += len(await self._dst.results([task.id for task in page]))
         if results != self.results:
             found.append(f"SRC has {self.results} results, DST has {results}")
-        events = await _stored_events(self._dst)
+        events = await stored_events(self._dst)
         if events != self.events:
             found.append(f"SRC has {self.events} events, DST has {events}")
         return found
 
 
 def _compared(c: QueueCounts) -> dict[str, int]:
-    """Waiting and running tasks are one: time moves them, and a copy is not running. What is staged stays with its run."""
+    """Waiting and running tasks are counted as one: time moves them, and a copy is not running. Staged tasks are not copied."""
     waiting = c.waiting + c.running
     return {"unended": waiting, "done": c.done, "dead": c.dead, "cancelled": c.cancelled}
 
 
 def _all(c: QueueCounts) -> int:
     return sum(_compared(c).values())
-
-
-async def _pages(storage: BaseStorage) -> AsyncIterator[list[Record]]:
-    """All tasks but staged ones, in the order in which they were made, so that blockers come before what they block."""
-    cursor = None
-    while True:
-        page = await storage.find(Filter(), cursor, PAGE, newest_first=False)
-        if page.tasks:
-            yield page.tasks
-        cursor = page.cursor
-        if cursor is None:
-            return
-
-
-async def _events(storage: BaseStorage) -> AsyncIterator[list[EventRow]]:
-    for shard in await storage.event_shards():
-        after = shard.first - 1
-        while after < shard.last:
-            rows = await storage.events(shard.name, after, PAGE, shard.last)
-            if not rows:
-                break
-            yield rows
-            after = rows[-1].seq
 
 
 async def _last_events(storage: BaseStorage) -> dict[str, EventRow]:
@@ -154,7 +127,10 @@ async def _last_events(storage: BaseStorage) -> dict[str, EventRow]:
 
 
 def _is_new(row: EventRow, last: dict[str, tuple[object, ...]], finest: int) -> bool:
-    """Whether this event of the source comes after the newest one of its shard; those that were passed leave `last`."""
+    """Whether an event of the source is newer than all that its shard has in the destination.
+
+    `last` has the newest event of each shard of the destination, until the source has reached it.
+    """
     shard = row.queue if row.queue in last else ""
     if shard not in last:
         return True
@@ -163,10 +139,6 @@ def _is_new(row: EventRow, last: dict[str, tuple[object, ...]], finest: int) -> 
     return False
 
 
-async def _stored_events(storage: BaseStorage) -> int:
-    return sum(shard.last - shard.first + 1 for shard in await storage.event_shards())
-
-
 def _essence(row: EventRow, finest: int) -> tuple[object, ...]:
-    """What makes an event the same one in two stores, as fine as both of them keep time."""
+    """Returns the parts by which an event is the same in two stores, as fine as both of them keep time."""
     return (row.ts_us // finest, row.task_id, row.event, row.attempt, row.queue, row.data)

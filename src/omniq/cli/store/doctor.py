@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 
 from omniq.cli.check_results import FailOn, FailOnOption, report
+from omniq.cli.commands import command
 from omniq.cli.output import JsonOption
-from omniq.cli.stores import StoreOption, run
+from omniq.cli.stores import StoreOption
 
 
-def doctor_command(
+@command
+async def doctor_command(
     repair: Annotated[bool, typer.Option("--repair", help="Set right what is safe: counters, lost leases, cascades.")] = False,
     lake: Annotated[
         list[str] | None,
@@ -43,4 +45,4 @@ def doctor_command(
     """
     from omniq.cli.store.checks import examine
 
-    report(run(lambda: examine(store, repair, lake or ())), json, fail_on)
+    report(await examine(store, repair, lake or ()), json, fail_on)

@@ -8,22 +8,23 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from omniq.cli.output import count
-from omniq.cli.progress import bar
+from omniq.cli.output import bar, count
+from omniq.cli.paging import task_pages
+from omniq.cli.queues.activity import AT_WORK_US, alive
 from omniq.core import AsyncOmniQ
 from omniq.errors import Refused
 from omniq.models import State, TaskStatus
 from omniq.operations import Filter, Remove
 
 QUEUE = "omniq.bench"
-ALIVE_US = 30_000_000
 CALLERS = 50
 PAYLOAD = "x" * 80
+# When tasks began, by their mark: worker and caller are one process, so one clock measures both ends.
 _started: dict[str, float] = {}
 
 
 class Figure(msgspec.Struct, kw_only=True):
-    """What one part measured."""
+    """The result of one part."""
 
     what: str
     tasks: int
@@ -47,9 +48,9 @@ async def note(mark: str) -> None:
 
 async def measure(oq: AsyncOmniQ, tasks: int) -> list[Figure]:
     """Every part in turn; the tasks are deleted whatever happens."""
-    alive = [w for w in await oq.workers() if w.seen_at_us > oq.storage.clock() - ALIVE_US]
-    if alive:
-        raise Busy(f"{count(len(alive), 'worker')} are on this store and would take part: stop them, or use another store")
+    others = alive(await oq.workers(), oq.storage.clock(), AT_WORK_US)
+    if others:
+        raise Busy(f"{count(len(others), 'worker')} are on this store and would take part: stop them, or use another store")
     parts: list[Callable[[], Awaitable[Figure]]] = [
         lambda: _one_by_one(oq, max(tasks // 20, 10)),
         lambda: _by_callers(oq, max(tasks // 5, CALLERS)),
@@ -122,16 +123,11 @@ async def _drain(oq: AsyncOmniQ, tasks: int) -> Figure:
 
 async def _clear(oq: AsyncOmniQ) -> None:
     """Nothing of the benchmark stays but its events."""
-    await oq.storage.promote(QUEUE)  # waits for what a call that was interrupted has left on its way
+    # Waits for what a call that was interrupted has left on its way.
+    await oq.storage.promote(QUEUE)
     resting = tuple(state for state in State if state is not State.RUNNING)
-    cursor = None
-    while True:
-        page = await oq.storage.find(Filter(queue=QUEUE, states=resting), cursor, 1000)
-        if page.tasks:
-            await oq.storage.send([tuple(Remove(queue=QUEUE, id=task.id) for task in page.tasks)])
-        cursor = page.cursor
-        if cursor is None:
-            return
+    async for tasks in task_pages(oq.storage, Filter(queue=QUEUE, states=resting), 1000):
+        await oq.storage.send([tuple(Remove(queue=QUEUE, id=task.id) for task in tasks)])
 
 
 def _figure(what: str, tasks: int, took: float, times: list[float] | None = None) -> Figure:

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
+from omniq.cli.commands import command
 from omniq.cli.exits import FAILED, say
 from omniq.cli.output import print_line
-from omniq.cli.stores import opened_url, run
+from omniq.cli.stores import opened_url
 
 
-def migrate_command(
+@command
+async def migrate_command(
     source: Annotated[str, typer.Argument(metavar="SRC", help="URL of the store to copy.")],
     destination: Annotated[str, typer.Argument(metavar="DST", help="URL of the store to copy to; made if need be.")],
 ) -> None:
@@ -26,24 +28,21 @@ def migrate_command(
     from omniq.cli.store.copying import Copy, check_stores
     from omniq.config import load_settings
 
-    async def work() -> bool:
-        settings = load_settings()
-        async with opened_url(source, settings) as src, opened_url(destination, settings, create=True) as dst:
-            await check_stores(src.storage, dst.storage)
-            copy = Copy(src.storage, dst.storage, round(settings.idempotency_ttl * 1e6))
-            try:
-                await copy.run()
-            except BaseException:
-                say(f"cut short after {copy.tasks} tasks and {copy.events} events; the same command goes on")
-                raise
-            print_line(
-                f"copied {copy.tasks} tasks, {copy.results} results and {copy.events} events ({copy.there} tasks there before)"
-            )
-            differences = await copy.differences()
-        for difference in differences:
-            say(difference)
-        return not differences
-
-    if not run(work):
+    settings = load_settings()
+    async with opened_url(source, settings) as src, opened_url(destination, settings, create=True) as dst:
+        await check_stores(src.storage, dst.storage)
+        copy = Copy(src.storage, dst.storage, round(settings.idempotency_ttl * 1e6))
+        try:
+            await copy.run()
+        except BaseException:
+            say(f"cut short after {copy.tasks} tasks and {copy.events} events; the same command goes on")
+            raise
+        print_line(
+            f"copied {copy.tasks} tasks, {copy.results} results and {copy.events} events ({copy.there} tasks there before)"
+        )
+        differences = await copy.differences()
+    for difference in differences:
+        say(difference)
+    if differences:
         raise typer.Exit(FAILED)
     print_line("the counts agree")

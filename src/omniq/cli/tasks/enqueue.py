@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
+from omniq.cli.commands import command, run
 from omniq.cli.exits import say
 from omniq.cli.output import compact_json, print_line
 from omniq.cli.parsing import json_array, json_object, moment_or_delay, seconds
-from omniq.cli.stores import StoreOption, opened, run
+from omniq.cli.stores import StoreOption, opened
 from omniq.cli.tasks.result import WaitOption, WaitTimeoutOption, ended_or_not, tell, wait_seconds
 from omniq.errors import Invalid
 
@@ -18,8 +20,46 @@ if TYPE_CHECKING:
     from omniq.models import TaskResult
     from omniq.tasks import Options
 
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", metavar="MODULE", help="Import this first: checks the arguments, and takes the task's own options."
+    ),
+]
 
+
+class TaskOptions(msgspec.Struct, frozen=True):
+    """The options that a task gets."""
+
+    eta: Annotated[str | None, typer.Option(metavar="TIME", help="Not before: 10m from now, or RFC 3339.")] = None
+    queue: Annotated[str | None, typer.Option(metavar="QUEUE", help="The queue. Default: default.", show_default=False)] = None
+    group: Annotated[str | None, typer.Option(metavar="GROUP", help="The group.")] = None
+    retries: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=1_000_000, help="How often a failed run is repeated.")
+    ] = None
+    timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a run may take: 30s, 10m, 2h.")] = None
+    idempotency_key: Annotated[str | None, typer.Option(metavar="KEY", help="A second task with this key is not stored.")] = (
+        None
+    )
+
+    def options(self) -> Options:
+        """Only what was given: the rest is up to the function, then to the queue."""
+        from omniq.tasks import Options
+
+        given: dict[str, Any] = {
+            "eta": None if self.eta is None else moment_or_delay(self.eta),
+            "queue": self.queue,
+            "group": self.group,
+            "max_retries": self.retries,
+            "timeout": None if self.timeout is None else seconds(self.timeout),
+            "idempotency_key": self.idempotency_key,
+        }
+        return Options(**{name: value for name, value in given.items() if value is not None})
+
+
+@command
 def enqueue_command(
+    *,
     func: Annotated[
         str | None,
         typer.Argument(metavar="FUNC_OR_NAME", help="module:function, or the name of a registered task.", show_default=False),
@@ -28,26 +68,8 @@ def enqueue_command(
         str | None, typer.Argument(metavar="ARGS", help="One JSON array of the positional arguments.", show_default=False)
     ] = None,
     kwargs: Annotated[str | None, typer.Option("--kwargs", metavar="JSON", help="A JSON object of keyword arguments.")] = None,
-    eta: Annotated[str | None, typer.Option("--eta", metavar="TIME", help="Not before: 10m from now, or RFC 3339.")] = None,
-    queue: Annotated[
-        str | None, typer.Option("--queue", metavar="QUEUE", help="The queue. Default: default.", show_default=False)
-    ] = None,
-    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="The group.")] = None,
-    retries: Annotated[
-        int | None, typer.Option("--retries", metavar="N", min=0, max=1_000_000, help="How often a failed run is repeated.")
-    ] = None,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="How long a run may take: 30s, 10m, 2h.")
-    ] = None,
-    idempotency_key: Annotated[
-        str | None, typer.Option("--idempotency-key", metavar="KEY", help="A second task with this key is not stored.")
-    ] = None,
-    imports: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import", metavar="MODULE", help="Import this first: checks the arguments, and takes the task's own options."
-        ),
-    ] = None,
+    task: TaskOptions,
+    imports: ImportOption = None,
     wait: WaitOption = False,
     wait_timeout: WaitTimeoutOption = None,
     file: Annotated[
@@ -78,12 +100,12 @@ def enqueue_command(
 
     waits = wait_seconds(wait, wait_timeout)
     import_modules(imports or ())
-    options = _options(eta, queue, group, retries, timeout, idempotency_key)
+    options = task.options()
     _tell_of_unknown(func)
     if file is not None:
         from omniq.cli.tasks.enqueue_file import enqueue_file
 
-        if wait or args is not None or kwargs is not None or idempotency_key is not None:
+        if wait or args is not None or kwargs is not None or task.idempotency_key is not None:
             raise Invalid("--from takes arguments and keys from the file, and does not wait: leave those options out")
         raise typer.Exit(enqueue_file(file, func, options, skip, store))
     if func is None:
@@ -101,11 +123,12 @@ def enqueue_command(
                 result = await ended_or_not(oq, id, wait=True, timeout=waits) if wait else None
                 if result is not None and result.ok:
                     print_line(compact_json(result.result))
-            finally:  # the id is there, whatever becomes of the waiting
+            # The task is stored, whatever becomes of the waiting: a script can go on with its id.
+            finally:
                 print_line(id)
         return result
 
-    result = run(work)
+    result = run(work())
     if result is not None:
         raise typer.Exit(tell(result))
 
@@ -121,31 +144,12 @@ def _tell_of_unknown(name: str | None) -> None:
 
 
 def _with_colon(name: str) -> str:
+    from omniq.tasks import module_meant
+
     module, dot, function = name.rpartition(".")
     if function == "py":  # a file
-        module, function = module.strip("./").replace("/", "."), "FUNCTION"
+        module, function = module_meant(name), "FUNCTION"
     return f"; a function of a module is written {module}:{function}" if dot and module and function else ""
-
-
-def _options(
-    eta: str | None,
-    queue: str | None,
-    group: str | None,
-    retries: int | None,
-    timeout: str | None,
-    key: str | None,
-) -> Options:
-    from omniq.tasks import Options
-
-    given: dict[str, Any] = {
-        "eta": None if eta is None else moment_or_delay(eta),
-        "queue": queue,
-        "group": group,
-        "max_retries": retries,
-        "timeout": None if timeout is None else seconds(timeout),
-        "idempotency_key": key,
-    }
-    return Options(**{name: value for name, value in given.items() if value is not None})
 
 
 async def _store(oq: AsyncOmniQ, func: Func, args: list[Any], kwargs: dict[str, Any], options: Options) -> str:

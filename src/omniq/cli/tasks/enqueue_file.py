@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from omniq.cli.commands import run
 from omniq.cli.escapes import escape
 from omniq.cli.exits import DONE, USAGE, say
-from omniq.cli.stores import opened, run
+from omniq.cli.output import bar
+from omniq.cli.stores import opened
 from omniq.errors import Invalid, Refused
 from omniq.models import new_id
 from omniq.tasks import Options, callee
@@ -31,15 +33,19 @@ if TYPE_CHECKING:
     from omniq.core import AsyncOmniQ
     from omniq.operations import Enqueue
 
+# Lines that are stored together, and after which the note is written. Ctrl-C waits for the ones under way.
 CHUNK = 1000
 PIECE = 1024 * 1024
+# A file of the wrong kind has a refusal per line: the first ones tell what is wrong with all of them.
 MAX_SHOWN = 100
-_AS_IT_IS: int = getattr(os, "O_BINARY", 0)  # Windows would change the ends of lines, and with them the places of lines
+# Windows would change the ends of lines, and with them the places of lines.
+_AS_IT_IS: int = getattr(os, "O_BINARY", 0)
+# Those of ids, in their order: tasks of one run are listed in the order of their lines.
 _DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
-    """What a line of the file may say."""
+class FileLine(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields that a line of the file may have."""
 
     func: str | UnsetType = UNSET
     args: list[Any] = []
@@ -48,8 +54,8 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     key: str | UnsetType | None = UNSET
 
 
-class Progress(msgspec.Struct):
-    """What a run remembers beside its file."""
+class FileProgress(msgspec.Struct):
+    """The note that a run keeps beside its file."""
 
     store_id: str
     run: str
@@ -61,27 +67,27 @@ class Progress(msgspec.Struct):
     refused: int = 0
 
 
-_decode = msgspec.json.Decoder(Line).decode
+_decode = msgspec.json.Decoder(FileLine).decode
 
 
 def enqueue_file(file: str, func: str | None, options: Options, skip: int, store: str | None) -> int:
-    """Enqueue every line; the exit code."""
+    """Enqueue a task per line. Returns the exit code."""
 
-    async def work() -> Progress:
+    async def work() -> FileProgress:
         source = Source(file)
         try:
             async with opened(store, create=True) as oq:
-                bulk = Bulk(oq, source, func, options, (await oq.storage.info()).store_id)
+                bulk = FileRun(oq, source, func, options, (await oq.storage.info()).store_id)
                 return await bulk.enqueue(skip)
         finally:
             source.close()
 
-    done = run(work)
+    done = run(work())
     return USAGE if done.refused else DONE
 
 
 class Source:
-    """Where the lines come from. Only a regular file can be gone on with; a pipe is read as its lines arrive."""
+    """Where the lines come from. Only a run over a regular file can be resumed; a pipe is read as its lines arrive."""
 
     def __init__(self, file: str) -> None:
         self.name = file
@@ -121,7 +127,8 @@ class Source:
         pieces: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
 
         def read() -> None:
-            with suppress(RuntimeError, OSError):  # the loop is closed: the program is ending
+            # The loop is closed when the program ends while this waits for a pipe.
+            with suppress(RuntimeError, OSError):
                 while True:
                     data = os.read(self._fd, PIECE)
                     asyncio.run_coroutine_threadsafe(pieces.put(data), loop).result()
@@ -133,16 +140,16 @@ class Source:
             yield data
 
 
-class Bulk:
+class FileRun:
     """One run over one file."""
 
     def __init__(self, oq: AsyncOmniQ, source: Source, func: str | None, options: Options, store_id: str) -> None:
         self._oq, self._source, self._func, self._options = oq, source, func, options
         self._note = Path(f"{source.name}.progress") if source.regular else None
-        self.done = Progress(store_id=store_id, run=new_id()[:18], size=source.size)
+        self.done = FileProgress(store_id=store_id, run=new_id()[:18], size=source.size)
         self._shown = 0
 
-    async def enqueue(self, skip: int) -> Progress:
+    async def enqueue(self, skip: int) -> FileProgress:
         resumed = self._resume()
         try:
             await self._enqueue_all(0 if resumed else skip)
@@ -156,8 +163,6 @@ class Bulk:
         return self.done
 
     async def _enqueue_all(self, skip: int) -> None:
-        from omniq.cli.progress import bar
-
         with bar("enqueueing", self.done.size or None, self.done.bytes) as advance:
             async for chunk in self._source.chunks(self.done.bytes):
                 await _whole(self._take(chunk, skip))
@@ -174,6 +179,7 @@ class Bulk:
         for number, text in enumerate(chunk, self.done.lines + 1):
             if number <= skip or not text.strip():
                 continue
+            # A line is checked alone, so that one that no store takes is refused with its number and holds up no other.
             try:
                 made.append((number, self._operation(number, text)))
             except (Invalid, TypeError, RecursionError, msgspec.MsgspecError) as exc:
@@ -218,9 +224,10 @@ class Bulk:
         if self._note is None or not self._note.exists():
             return False
         try:
-            last = msgspec.json.decode(self._note.read_bytes(), type=Progress)
+            last = msgspec.json.decode(self._note.read_bytes(), type=FileProgress)
         except (OSError, msgspec.MsgspecError) as exc:
             raise Invalid(f"{self._note} cannot be read ({exc}): delete it to begin anew") from None
+        # Ids are made from the numbers of lines: in another version of the file they would belong to other tasks.
         if last.store_id != self.done.store_id or last.size != self.done.size:
             raise Invalid(f"{self._note} belongs to another store or to another version of the file: delete it to begin anew")
         self.done = last
@@ -230,6 +237,7 @@ class Bulk:
     def _remember(self) -> None:
         if self._note is None:
             return
+        # Written beside and moved: a run that dies while it writes leaves the note of the chunk before.
         new = self._note.with_name(self._note.name + ".new")
         try:
             new.write_bytes(msgspec.json.encode(self.done))
@@ -244,7 +252,8 @@ class Bulk:
 
 
 def _tell(text: str) -> None:
-    with suppress(OSError):  # who stops listening does not mean the other lines
+    # Whoever stops listening to refusals still wants the other lines enqueued.
+    with suppress(OSError):
         print(escape(text), file=sys.stderr)
 
 

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import typer
+import msgspec
 
-from omniq.cli.exits import FAILED, say
-from omniq.cli.output import count, next_page, one_line, print_json, print_line, print_table
+from omniq.cli.output import next_page, one_line, print_json, print_line, print_table
 from omniq.cli.parsing import short
 
 if TYPE_CHECKING:
-    from omniq.cli.tasks.selection import Tally
     from omniq.core import AsyncOmniQ
     from omniq.models import Task
     from omniq.operations import Filter
@@ -24,6 +22,7 @@ COLUMNS = ["=ID", "=STATUS", "QUEUE", "NAME", ">TRIES", ">AGE", "ERROR"]
 async def list_tasks(oq: AsyncOmniQ, filter: Filter, limit: int, after: str | None, as_json: bool) -> None:
     """A page of tasks, newest first. A page that the scan limit cut short is filled from the next ones."""
     tasks: list[Task] = []
+    # A search for rare tasks gives short pages with a cursor: without this loop a page could be empty and not the last.
     cursor = after
     while True:
         found, cursor = await oq.find(filter, cursor=cursor, limit=limit - len(tasks))
@@ -47,20 +46,5 @@ def row(task: Task) -> Sequence[object]:
 
 def with_error(task: Task) -> dict[str, Any]:
     """A task by its field names; `error` is its last one, as in a result."""
-    import msgspec
-
     fields = msgspec.structs.asdict(task)
     return {**fields, "error": fields["last_error"]}
-
-
-def report(tally: Tally, done: str, would: str, *, dry_run: bool, oq: AsyncOmniQ, more: str = "") -> None:
-    """What came of an action on many tasks; exit code 1 if any of them was refused."""
-    from omniq.translate import task_of
-
-    if dry_run and tally.tasks:
-        print_table(COLUMNS, [row(task_of(record, oq.queue.serializer)) for record in tally.tasks])
-    print_line(f"{would if dry_run else done} {count(tally.done, 'task')}{more}")
-    for sentence in tally.refused:
-        say(sentence)
-    if tally.refused:
-        raise typer.Exit(FAILED)

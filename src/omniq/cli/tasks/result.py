@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from omniq.cli.commands import command
 from omniq.cli.exits import NOT_ENDED, TASK_FAILED, say
 from omniq.cli.output import JsonOption, compact_json, print_json, print_line
 from omniq.cli.parsing import seconds
-from omniq.cli.stores import StoreOption, opened, run
+from omniq.cli.stores import StoreOption, opened
 from omniq.errors import Invalid, TaskNotFound
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ WaitTimeoutOption = Annotated[
 ]
 
 
-def result_command(
+@command
+async def result_command(
     id: Annotated[str, typer.Argument(metavar="ID", help="Id of a task.")],
     wait: WaitOption = False,
     wait_timeout: WaitTimeoutOption = None,
@@ -35,11 +37,8 @@ def result_command(
     """
     timeout = wait_seconds(wait, wait_timeout)
 
-    async def work() -> TaskResult:
-        async with opened(store) as oq:
-            return await ended_or_not(oq, id, wait, timeout)
-
-    result = run(work)
+    async with opened(store) as oq:
+        result = await ended_or_not(oq, id, wait, timeout)
     if json:
         print_json(result)
     elif result.ok:
@@ -54,7 +53,7 @@ def wait_seconds(wait: bool, timeout: str | None) -> float | None:
 
 
 async def ended_or_not(oq: AsyncOmniQ, id: str, wait: bool, timeout: float | None) -> TaskResult:
-    """The result of a task; of one that has not ended, its status without a result. An unknown id is `TaskNotFound`."""
+    """Returns the result of a task, or its status without a result if it has not ended. Raises `TaskNotFound`."""
     from omniq.models import TaskResult
 
     result = await oq.get_result(id, wait=wait, timeout=timeout)
@@ -62,7 +61,8 @@ async def ended_or_not(oq: AsyncOmniQ, id: str, wait: bool, timeout: float | Non
         task = await oq.get_task(id)
         if task is None:
             raise TaskNotFound(f"no task {id!r} in this store")
-        result = await oq.get_result(id)  # it may have ended between the two looks
+        # It may have ended between the two looks.
+        result = await oq.get_result(id)
         if result is None:
             return TaskResult(task_id=id, status=task.status, attempts=task.attempts, finished_at=task.finished_at)
     return result

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from omniq.cli.commands import command, run
 from omniq.cli.output import (
     AfterOption,
     JsonOption,
@@ -19,21 +20,15 @@ from omniq.cli.output import (
     when,
 )
 from omniq.cli.parsing import short
-from omniq.cli.stores import StoreOption, opened, run
+from omniq.cli.stores import StoreOption, opened
+from omniq.cli.tasks import dlq
 from omniq.cli.tasks.selection import (
     AllOption,
     DryRunOption,
-    ErrorOption,
-    GroupOption,
+    Filters,
     IdsArgument,
-    NameOption,
-    QueueOption,
-    SinceOption,
     StatusOption,
-    Tally,
     YesOption,
-    act,
-    make_filter,
     must_be_sure,
     must_select,
 )
@@ -42,23 +37,19 @@ from omniq.models import State
 
 if TYPE_CHECKING:
     from omniq.models import Event, Record, Task, TaskResult
+    from omniq.operations import Cancel
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at tasks, cancel them, run failed ones again.")
 
-ResetOption = Annotated[
-    bool, typer.Option("--reset-attempts", help="Begin to count attempts anew, so that all retries are there again.")
-]
 UNENDED = tuple(state for state in State if not state.final)
 
 
 @app.command("list")
-def list_command(
+@command
+async def list_command(
+    *,
     status: StatusOption = None,
-    queue: QueueOption = None,
-    name: NameOption = None,
-    group: GroupOption = None,
-    since: SinceOption = None,
-    error_contains: ErrorOption = None,
+    filters: Filters,
     limit: LimitOption = 50,
     after: AfterOption = None,
     json: JsonOption = False,
@@ -72,17 +63,14 @@ def list_command(
     """
     from omniq.cli.tasks.listing import list_tasks
 
-    filter = make_filter(status, queue, name, group, since, error_contains)
-
-    async def work() -> None:
-        async with opened(store) as oq:
-            await list_tasks(oq, filter, limit, after, json)
-
-    run(work)
+    filter = filters.filter(status)
+    async with opened(store) as oq:
+        await list_tasks(oq, filter, limit, after, json)
 
 
 @app.command("show")
-def show_command(
+@command
+async def show_command(
     id: Annotated[str, typer.Argument(metavar="ID", help="Id of a task.")],
     json: JsonOption = False,
     store: StoreOption = None,
@@ -91,30 +79,26 @@ def show_command(
 
     Example: omniq tasks show 01JAB3Y8Z0000000000000000
     """
+    from omniq.cli.tasks.listing import with_error
 
-    async def work() -> None:
-        async with opened(store) as oq:
-            task = await oq.get_task(id)
-            if task is None:
-                raise TaskNotFound(f"no task {id!r} in this store")
-            result, events = await oq.get_result(id), await oq.history(id)
-        if json:
-            _show_json(task, result, events)
-        else:
-            _show(task, result, events)
-
-    run(work)
+    async with opened(store) as oq:
+        task = await oq.get_task(id)
+        if task is None:
+            raise TaskNotFound(f"no task {id!r} in this store")
+        result, events = await oq.get_result(id), await oq.history(id)
+    if json:
+        print_json({**with_error(task), "result": None if result is None else result.result, "events": events})
+    else:
+        _show(task, result, events)
 
 
 @app.command("cancel")
+@command
 def cancel_command(
+    *,
     ids: IdsArgument = None,
     status: StatusOption = None,
-    queue: QueueOption = None,
-    name: NameOption = None,
-    group: GroupOption = None,
-    since: SinceOption = None,
-    error_contains: ErrorOption = None,
+    filters: Filters,
     everything: AllOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -128,14 +112,13 @@ def cancel_command(
 
     Example: omniq tasks cancel --queue mail --status PENDING --dry-run
     """
-    from omniq.cli.tasks.listing import report
+    from omniq.cli.tasks.acting import act
     from omniq.operations import Cancel
 
-    filter = make_filter(status, queue, name, group, since, error_contains)
+    filter = filters.filter(status, UNENDED)
     must_select(ids, filter, everything)
     if everything and not (yes or dry_run):
         must_be_sure("cancel", "task", lambda c: c.waiting + c.running, store)
-
     running = 0
 
     def cancel(record: Record) -> Cancel | str:
@@ -145,44 +128,18 @@ def cancel_command(
         running += record.state is State.RUNNING
         return Cancel(queue=record.queue, id=record.id)
 
-    tally = Tally()
+    def asked() -> str:
+        return f"; {count(running, 'running one is', 'running ones are')} asked to end" if running else ""
 
-    async def work() -> None:
-        async with opened(store) as oq:
-            await act(oq, ids, filter, UNENDED, cancel, tally, dry_run=dry_run)
-            asked = f"; {count(running, 'running one is', 'running ones are')} asked to end" if running else ""
-            report(tally, "cancelled", "would cancel", dry_run=dry_run, oq=oq, more=asked)
-
-    run(work)
+    run(act(store, ids, filter, cancel, verb="cancel", done="cancelled", dry_run=dry_run, more=asked))
 
 
-@app.command("retry")
-def retry_command(
-    ids: IdsArgument = None,
-    queue: QueueOption = None,
-    name: NameOption = None,
-    group: GroupOption = None,
-    since: SinceOption = None,
-    error_contains: ErrorOption = None,
-    everything: AllOption = False,
-    reset_attempts: ResetOption = False,
-    dry_run: DryRunOption = False,
-    store: StoreOption = None,
-) -> None:
-    """Run FAILED tasks again; the same as omniq dlq requeue.
-
-    Example: omniq tasks retry 01JAB3Y8Z0000000000000000 --reset-attempts
-    """
-    from omniq.cli.tasks.dlq import requeue
-
-    filter = make_filter(None, queue, name, group, since, error_contains)
-    requeue(ids, filter, everything, reset_attempts, dry_run, store)
-
-
-def _show_json(task: Task, result: TaskResult | None, events: list[Event]) -> None:
-    from omniq.cli.tasks.listing import with_error
-
-    print_json({**with_error(task), "result": None if result is None else result.result, "events": events})
+# For who looks beside `cancel` and does not think of a failed task as a dead letter.
+app.command(
+    "retry",
+    help="Run FAILED tasks again; the same as omniq dlq requeue.\n\n"
+    "Example: omniq tasks retry 01JAB3Y8Z0000000000000000 --reset-attempts",
+)(dlq.requeue_command)
 
 
 def _show(task: Task, result: TaskResult | None, events: list[Event]) -> None:
@@ -210,7 +167,7 @@ def _show(task: Task, result: TaskResult | None, events: list[Event]) -> None:
 
 
 def _facts(task: Task, result: TaskResult | None) -> list[tuple[str, object]]:
-    """What is worth a line; what a task does not have is left out."""
+    """The lines about a task, without those for which it has nothing."""
     progress = None if task.progress is None else compact_json(task.progress)
     found: list[tuple[str, object]] = [
         ("status", task.status.value + (", asked to end" if task.cancel_requested else "")),

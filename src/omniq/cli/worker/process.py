@@ -6,54 +6,40 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from omniq.cli.logs import set_up_logging
+from omniq.cli.commands import run
+from omniq.cli.logs import log_lines
 from omniq.cli.modules import import_modules
+from omniq.cli.stopping import stopper
 from omniq.cli.stores import must_exist, settings_and_url
-from omniq.cli.worker.status_line import LiveLine, show_cursor
-from omniq.context import TaskContext
+from omniq.cli.worker.options import WorkerOptions
+from omniq.cli.worker.status_line import WorkerNumbers, live_line
+from omniq.context import Middleware, TaskContext
 from omniq.core import AsyncOmniQ
 from omniq.errors import OutcomeUnknown, StoreFull, StoreUnavailable
-from omniq.middleware import Middleware
 from omniq.racing import first
-from omniq.signals import listen
+from omniq.signals import caught_on_loop
 from omniq.storage.url import mask
 from omniq.tasks import REGISTRY
 from omniq.worker import AsyncWorkerPool
 
 log = logging.getLogger("omniq.cli")
 
+# How often the supervisor hears the numbers, for a status line that is drawn as often, and how often memory is looked at.
 REPORT_S = 0.25
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between two tries to start
+# Between two tries to start.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker was told to do."""
-
-    modules: tuple[str, ...]
-    store: str | None = None
-    queues: list[str] | None = None
-    concurrency: int = 10
-    grace: float | None = None
-    drain: bool = False
-    max_tasks: int | None = None
-    max_memory: int | None = None
-
-
-class Report(msgspec.Struct, kw_only=True):
-    """What a worker process tells its supervisor, a line at a time."""
+class ProcessReport(WorkerNumbers, kw_only=True):
+    """A worker process's report to its supervisor, sent as one line."""
 
     ready: bool = False
-    running: int = 0
-    done: int = 0
-    failed: int = 0
-    retried: int = 0
     recycled: str = ""
 
 
@@ -66,45 +52,44 @@ class Link:
         self._report: IO[bytes] = os.fdopen(report, "wb", buffering=0)
         self.life = life
 
-    def send(self, report: Report) -> None:
-        with suppress(OSError):  # the supervisor is gone, and the other pipe says so too
+    def send(self, report: ProcessReport) -> None:
+        # The supervisor is gone, and the other pipe says so too.
+        with suppress(OSError):
             self._report.write(msgspec.json.encode(report) + b"\n")
 
 
-def run_alone(plan: Plan) -> int:
-    return _run(plan, None)
+def work(options: WorkerOptions) -> int:
+    """Run tasks in this process. Returns the exit code."""
+    settings, url = settings_and_url(options.store)
+    with log_lines(settings.log_level):
+        if options.grace_s is not None:
+            settings = msgspec.structs.replace(settings, grace=options.grace_s)
+        import_modules(options.modules)
+        link = None if options.link is None else Link(options.link)
+        return run(_work(AsyncOmniQ.from_url(url, settings=settings), url, options, link, settings.log_level))
 
 
-def run_linked(plan: Plan, link: str) -> int:
-    return _run(plan, Link(link))
-
-
-def _run(plan: Plan, link: Link | None) -> int:
-    settings, url = settings_and_url(plan.store)
-    set_up_logging(settings.log_level)
-    if plan.grace is not None:
-        settings = msgspec.structs.replace(settings, grace=plan.grace)
-    import_modules(plan.modules)
-    oq = AsyncOmniQ.from_url(url, settings=settings)
-    return asyncio.run(_work(oq, url, plan, link, settings.log_level))
-
-
-async def _work(oq: AsyncOmniQ, url: str, plan: Plan, link: Link | None, log_level: str | None) -> int:
+async def _work(oq: AsyncOmniQ, url: str, options: WorkerOptions, link: Link | None, log_level: str | None) -> int:
     await must_exist(oq, url, create=True)
+    # Said once and not by each of many processes.
     log.log(
         logging.INFO if link is None or link.first else logging.DEBUG,
         "store %s; modules %s; tasks %s",
         mask(url),
-        ", ".join(plan.modules),
+        ", ".join(options.modules),
         ", ".join(sorted(REGISTRY)) or "(none registered)",
     )
     async with AsyncExitStack() as closing:
         closing.push_async_callback(oq.close)
-        limits = Limits(plan)
-        middleware = [limits] if plan.max_tasks is not None else []
-        pool = await oq.worker(plan.concurrency, queues=plan.queues, allow=plan.modules, middleware=middleware)
+        limits = Limits(options)
+        middleware = [limits] if options.max_tasks is not None else []
+        pool = await oq.worker(options.concurrency, queues=options.queue_names, allow=options.modules, middleware=middleware)
         stopping = asyncio.Event()
-        _catch_signals(pool, stopping)
+
+        def begin() -> None:
+            log.info("stopping: %d tasks have %g s to finish", pool.running, pool.grace)
+
+        closing.enter_context(caught_on_loop(stopper(stopping, begin)))
         if link is not None:
             _follow(link, stopping)
         if not await _started(pool, stopping):
@@ -112,8 +97,10 @@ async def _work(oq: AsyncOmniQ, url: str, plan: Plan, link: Link | None, log_lev
         background = [asyncio.ensure_future(limits.watch_memory())]
         if link is not None:
             background.append(asyncio.ensure_future(_report(pool, link)))
-        with _live(pool, link, log_level):
-            await first(stopping.wait(), limits.reached.wait(), pool.drain() if plan.drain else asyncio.Event().wait())
+        with live_line(lambda: _numbers(pool), log_level):
+            await first(
+                stopping.wait(), limits.reached.wait(), pool.drain() if options.drain_and_exit else asyncio.Event().wait()
+            )
             if limits.reached.is_set() and not stopping.is_set():
                 log.info("this process is replaced: %s", limits.why, extra={"worker": pool.worker_id})
                 await first(pool.finish(), stopping.wait())
@@ -128,9 +115,9 @@ async def _work(oq: AsyncOmniQ, url: str, plan: Plan, link: Link | None, log_lev
 
 
 async def _started(pool: AsyncWorkerPool, stopping: asyncio.Event) -> bool:
-    """Start the pool, and wait for a server that is away or has no room; False if the worker was told to stop instead.
+    """Start the pool, and wait for a server that is away or has no room. Returns False if it was told to stop first.
 
-    A store of this machine is not waited for: what keeps it from being opened does not go by itself.
+    A store on this machine is not waited for: the cause of its failure does not go away by itself.
     """
     pause = FIRST_PAUSE_S
     while not stopping.is_set():
@@ -153,23 +140,25 @@ async def _started(pool: AsyncWorkerPool, stopping: asyncio.Event) -> bool:
 class Limits(Middleware):
     """When a process has done or grown enough to be replaced."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        # Begun, not ended: nothing more than --max-tasks begins, even while many run at once.
         self._begun = 0
         self.reached = asyncio.Event()
         self.why = ""
 
     async def before(self, task: TaskContext) -> None:
         self._begun += 1
-        if self._begun == self._plan.max_tasks:
+        if self._begun == self._options.max_tasks:
             self._reach(f"it has begun {self._begun} tasks")
 
     async def watch_memory(self) -> None:
-        if self._plan.max_memory is None:
+        allowed = self._options.max_bytes
+        if allowed is None:
             return
         while not self.reached.is_set():
             used = resident_bytes()
-            if used > self._plan.max_memory:
+            if used > allowed:
                 self._reach(f"it takes {used // 1024**2} MB")
             await asyncio.sleep(REPORT_S)
 
@@ -179,7 +168,7 @@ class Limits(Middleware):
 
 
 def resident_bytes() -> int:
-    """How much memory this process takes; where only the most it ever took is known, that."""
+    """Returns how much memory this process takes, or the most it ever took where only that is known."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -189,12 +178,13 @@ def resident_bytes() -> int:
         return most if sys.platform == "darwin" else most * 1024
 
 
-def _numbers(pool: AsyncWorkerPool, recycled: str = "") -> Report:
-    return Report(ready=True, running=pool.running, done=pool.done, failed=pool.failed, retried=pool.retried, recycled=recycled)
+def _numbers(pool: AsyncWorkerPool, recycled: str = "") -> ProcessReport:
+    done, failed, retried = pool.done, pool.failed, pool.retried
+    return ProcessReport(ready=True, running=pool.running, done=done, failed=failed, retried=retried, recycled=recycled)
 
 
 async def _report(pool: AsyncWorkerPool, link: Link) -> None:
-    last: Report | None = None
+    last: ProcessReport | None = None
     while True:
         now = _numbers(pool)
         if now != last:
@@ -214,25 +204,3 @@ def _follow(link: Link, stopping: asyncio.Event) -> None:
             stopping.set()
 
     loop.add_reader(link.life, on_end)
-
-
-def _live(pool: AsyncWorkerPool, link: Link | None, log_level: str | None) -> AbstractContextManager[object]:
-    if link is not None or not sys.stderr.isatty():
-        return nullcontext()
-    return LiveLine(lambda: _numbers(pool), log_level)
-
-
-def _catch_signals(pool: AsyncWorkerPool, stopping: asyncio.Event) -> None:
-    def on_signal(number: int) -> None:
-        if stopping.is_set():
-            log.warning("second signal: leaving now; unfinished tasks come back by themselves")
-            show_cursor()
-            os._exit(128 + number)
-        log.info("stopping: %d tasks have %g s to finish", pool.running, pool.grace)
-        stopping.set()
-
-    catch_signals(on_signal)
-
-
-def catch_signals(on_signal: Callable[[int], None]) -> None:
-    listen(asyncio.get_running_loop(), on_signal)

@@ -7,47 +7,50 @@ process is gone. Children have a session of their own, so that a Ctrl-C in the t
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
+from omniq.cli.commands import run
 from omniq.cli.exits import DONE, USAGE
-from omniq.cli.logs import set_up_logging
+from omniq.cli.logs import log_lines
+from omniq.cli.stopping import leave
 from omniq.cli.stores import settings_and_url
-from omniq.cli.worker.process import Plan, Report, catch_signals
-from omniq.cli.worker.status_line import LiveLine, show_cursor
+from omniq.cli.worker.options import WorkerOptions
+from omniq.cli.worker.process import ProcessReport
+from omniq.cli.worker.status_line import WorkerNumbers, live_line
 from omniq.errors import ConfigError, Invalid
+from omniq.signals import caught_on_loop
 
 log = logging.getLogger("omniq.cli")
 
+# Between two starts of processes that die at once, so that a mistake in the code costs no whole processor.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 LAST_WORDS_S = 1.0
-CHUNK, MAX_LINE = 1 << 16, 1 << 20  # bytes; a longer line is cut into several
-LIVED_S = 10.0  # a process that lived so long did not die of its start
-_decode = msgspec.json.Decoder(Report).decode
+# Bytes; a longer line is cut into several.
+CHUNK, MAX_LINE = 1 << 16, 1 << 20
+# A process that lived so long did not die of its start: the pauses begin anew.
+LIVED_S = 10.0
+_decode = msgspec.json.Decoder(ProcessReport).decode
 
 
-def supervise(plan: Plan, processes: int, reload: bool) -> int:
-    if not hasattr(signal, "SIGKILL"):  # Windows
-        options = "--processes, --reload, --max-tasks and --max-memory"
-        raise Invalid(f"{options} need Linux or macOS: start omniq worker as often as you need it")
-    settings, _ = settings_and_url(plan.store)
-    set_up_logging(settings.log_level)
-    if reload:
-        _must_have_watchfiles()
-    return asyncio.run(Supervisor(plan, processes, reload, settings.log_level).run())
-
-
-def _must_have_watchfiles() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("watchfiles") is None:
+def supervise(options: WorkerOptions) -> int:
+    """Run tasks in several processes. Returns the exit code."""
+    # Windows has neither this signal nor pipes that a child inherits by number.
+    if not hasattr(signal, "SIGKILL"):
+        words = "--processes, --reload, --max-tasks and --max-memory"
+        raise Invalid(f"{words} need Linux or macOS: start omniq worker as often as you need it")
+    if options.reload and importlib.util.find_spec("watchfiles") is None:
         raise ConfigError("--reload needs the package watchfiles: pip install watchfiles")
+    settings, _ = settings_and_url(options.store)
+    with log_lines(settings.log_level):
+        return run(Supervisor(options, settings.log_level).run())
 
 
 class Child:
@@ -55,7 +58,7 @@ class Child:
 
     def __init__(self, process: asyncio.subprocess.Process, life: int, reports: asyncio.StreamReader) -> None:
         self.process, self._life, self._reports = process, life, reports
-        self.report = Report()
+        self.report = ProcessReport()
         self.started = asyncio.get_running_loop().time()
         self._reading = asyncio.gather(self._read(), _relay(process.stderr))
 
@@ -66,7 +69,8 @@ class Child:
 
     async def ended(self) -> int:
         code = await self.process.wait()
-        await asyncio.wait([self._reading], timeout=LAST_WORDS_S)  # a program that it left behind may hold its pipes open
+        # Not for ever: a program that it left behind may hold its pipes open.
+        await asyncio.wait([self._reading], timeout=LAST_WORDS_S)
         self._reading.cancel()
         os.close(self._life)
         return code
@@ -79,21 +83,25 @@ class Child:
 class Supervisor:
     """Keeps a number of worker processes running."""
 
-    def __init__(self, plan: Plan, processes: int, reload: bool, log_level: str | None) -> None:
-        self._plan, self._processes, self._reload, self._log_level = plan, processes, reload, log_level
+    def __init__(self, options: WorkerOptions, log_level: str | None) -> None:
+        self._options, self._log_level = options, log_level
         self._children: dict[int, Child] = {}
-        self._past = Report()
+        # Of the processes that have ended: what all have done never becomes less.
+        self._past = WorkerNumbers()
         self._stopping = asyncio.Event()
+        # The code has changed, or the workers stop: with --reload a process that cannot start waits for either.
         self._changed = asyncio.Event()
+        # Changes of the code so far: a process that ends after one is replaced though it ended well.
         self._changes = 0
+        # That of the first process that could not begin.
         self._code = DONE
+        # The first process has said what it works on; those beside it and after it need not.
         self._said_what = False
 
     async def run(self) -> int:
-        catch_signals(self._on_signal)
-        watching = [asyncio.ensure_future(self._watch())] if self._reload else []
-        with self._live():
-            await asyncio.gather(*(self._keep(number) for number in range(self._processes)))
+        watching = [asyncio.ensure_future(self._watch())] if self._options.reload else []
+        with caught_on_loop(self._on_signal), live_line(self.numbers, self._log_level):
+            await asyncio.gather(*(self._keep(number) for number in range(self._options.processes)))
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
@@ -101,26 +109,15 @@ class Supervisor:
         log.info("all workers ended: %d done, %d failed, %d retried", total.done, total.failed, total.retried)
         return self._code
 
-    def numbers(self) -> Report:
-        """Of all processes that there are and were."""
-        reports = [self._past, *(child.report for child in self._children.values())]
-        return Report(
-            running=sum(r.running for r in reports),
-            done=sum(r.done for r in reports),
-            failed=sum(r.failed for r in reports),
-            retried=sum(r.retried for r in reports),
-        )
-
-    def _live(self) -> AbstractContextManager[object]:
-        return LiveLine(self.numbers, self._log_level) if sys.stderr.isatty() else nullcontext()
+    def numbers(self) -> WorkerNumbers:
+        """The numbers of all processes, those that have ended included."""
+        return _sum([self._past, *(child.report for child in self._children.values())])
 
     def _on_signal(self, number: int) -> None:
         if self._stopping.is_set():
-            log.warning("second signal: leaving now; unfinished tasks come back by themselves")
             for child in self._children.values():
                 child.send(signal.SIGKILL)
-            show_cursor()
-            os._exit(128 + number)
+            leave(number)
         log.info("stopping %d worker processes", len(self._children))
         self._stop()
 
@@ -133,6 +130,7 @@ class Supervisor:
     # -- one place for a process -------------------------------------------------------------------
 
     async def _keep(self, number: int) -> None:
+        # Once a process has begun to work, its successors are started again and again; a first one that cannot ends all.
         pause, proven = FIRST_PAUSE_S, False
         while not self._stopping.is_set():
             changes = self._changes
@@ -141,14 +139,15 @@ class Supervisor:
                 child.send(signal.SIGTERM)
             code = await child.ended()
             del self._children[number]
-            self._add(child.report)
+            self._past = _sum([self._past, msgspec.structs.replace(child.report, running=0)])
             proven = proven or child.report.ready
             if self._stopping.is_set() or (code == DONE and not child.report.recycled and self._changes == changes):
                 return
-            if code == DONE:  # it has done enough, or the code has changed
+            # It has done enough, or the code has changed: the next one is no second try, and waits for nothing.
+            if code == DONE:
                 pause = FIRST_PAUSE_S
                 continue
-            if not child.report.ready and code == USAGE and self._reload:
+            if not child.report.ready and code == USAGE and self._options.reload:
                 log.warning("waiting for a change of the code")
                 await self._change_after(changes)
                 continue
@@ -163,11 +162,6 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), pause)
             pause = min(pause * 2, MAX_PAUSE_S)
 
-    def _add(self, report: Report) -> None:
-        self._past.done += report.done
-        self._past.failed += report.failed
-        self._past.retried += report.retried
-
     async def _start(self, number: int) -> Child:
         report_read, report_write = os.pipe()
         life_read, life_write = os.pipe()
@@ -178,7 +172,7 @@ class Supervisor:
             sys.executable,
             *("-m", "omniq", "worker"),
             *("--link", f"{shown},{report_write},{life_read}"),
-            *self._arguments(),
+            *self._options.for_process(),
             pass_fds=(report_write, life_read),
             start_new_session=True,
             stdin=asyncio.subprocess.DEVNULL,
@@ -190,19 +184,6 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(report_read, "rb"))
         return Child(process, life_write, reader)
-
-    def _arguments(self) -> list[str]:
-        plan = self._plan
-        given = {
-            "--store": plan.store,
-            "--queues": None if plan.queues is None else ",".join(plan.queues),
-            "--concurrency": plan.concurrency,
-            "--grace": None if plan.grace is None else f"{plan.grace}s",
-            "--max-tasks": plan.max_tasks,
-            "--max-memory": plan.max_memory,
-        }
-        words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-        return [*words, *(["--drain-and-exit"] if plan.drain else []), "--", *plan.modules]
 
     # -- changes of the code -----------------------------------------------------------------------
 
@@ -222,6 +203,15 @@ class Supervisor:
             await self._changed.wait()
 
 
+def _sum(several: Sequence[WorkerNumbers]) -> WorkerNumbers:
+    return WorkerNumbers(
+        running=sum(n.running for n in several),
+        done=sum(n.done for n in several),
+        failed=sum(n.failed for n in several),
+        retried=sum(n.retried or 0 for n in several),
+    )
+
+
 async def _relay(lines: asyncio.StreamReader | None) -> None:
     """Lines of a child, above the live line."""
     if lines is None:
@@ -238,7 +228,7 @@ async def _relay(lines: asyncio.StreamReader | None) -> None:
 
 
 def _show(text: bytes) -> None:
-    """Whole lines: what shows them would show a part of one again with each that follows."""
+    """Pass on whole lines: a part of a line would be shown again with each part that follows."""
     sys.stderr.write(text.decode(errors="replace") + "\n")
     sys.stderr.flush()
 
