@@ -1,7 +1,7 @@
 """Makes `spark.read.format("omniq")` work without registration: Spark looks for `DefaultSource` in modules named `pyspark_*`.
 
-Spark imports this with every other such module, so nothing here may fail or take long; the work is in
-`omniq.spark.reading.source`.
+Spark imports it with every other such module, and an error here would break every Python source of the session. So nothing
+here may fail or take long: the methods import their work when they are called.
 """
 
 from pyspark.sql.datasource import (
@@ -21,6 +21,7 @@ class DefaultSource(DataSource):
     def name(cls) -> str:
         return "omniq"
 
+    # Spark calls each of these in a process of its own, where `sentence_first` keeps the traceback out of the error.
     def schema(self) -> str:
         from omniq.spark.causes import sentence_first
         from omniq.spark.reading.schema import schema
@@ -38,6 +39,7 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from omniq.spark.reading.stream import StreamReader
 
+        # Without a check of the options, which the reader does itself: Spark hides errors that are raised here.
         return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

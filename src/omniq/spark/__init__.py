@@ -1,6 +1,6 @@
 """omniq on Spark: tables of a store as DataFrames, DataFrames as tasks, and the lake of events.
 
-Names are imported when they are first used; what needs Spark says so when the extra `spark` is not installed.
+Names are imported when they are first used; a name that needs Spark says so when the extra `spark` is not installed.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def __getattr__(name: str) -> Any:
         if (exc.name or "").partition(".")[0] in PACKAGES:
             raise missing(exc) from exc
         raise
+    # Kept in the module's own names, so that `__getattr__` is asked once for each.
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -1,4 +1,4 @@
-"""The Python error behind an error of Spark's, which tells mostly of Java."""
+"""The Python error behind an error of Spark, whose text is mostly about Java."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _PLAIN = re.compile(r"(?:^|: )(?P<type>omniq\.errors\.\w+): (?P<text>.*)\Z", re.
 
 
 def cause(exc: Exception) -> Exception:
-    """The Python error behind an error of Spark's, without Java's part of the story.
+    """The Python error behind an error of Spark, without Java's part of the text.
 
-    An error of omniq's or of Python's own keeps its type; any other is a `SparkFailed` that names it. The traceback of the
-    process that raised it is in its notes. What no Python code raised, such as a mistake in SQL, is the error itself, or a
-    `SparkFailed` when its text goes on with Java's. What is no error of Spark's comes back as it is.
+    An error of omniq or a built-in one of Python keeps its type; any other is a `SparkFailed` that names it. The traceback of
+    the process that raised it is in its notes. An error that no Python code raised, such as a mistake in SQL, is returned as it
+    is, or as a `SparkFailed` when a Java stack follows its text. Errors of anything but Spark are returned as they are.
     """
     if not _is_of_spark(exc):
         return exc
     said = str(exc)
+    # The last traceback is of the process that failed; those before it are of the processes that passed its error on.
     _, found, last = said.rpartition(_TRACEBACK)
     if not found:
         plain = _PLAIN.search(_SPARK.split(said, maxsplit=1)[0].rstrip())
@@ -45,7 +46,7 @@ def cause(exc: Exception) -> Exception:
 
 
 def _rebuilt(name: str, text: str) -> Exception:
-    """The error that a traceback ends with; only classes that a text alone can make are made again."""
+    """The error that a traceback ends with, as its own class where a text is all that its constructor needs."""
     home = omniq.errors if name.startswith("omniq.errors.") else builtins
     kind = getattr(home, name.removeprefix("omniq.errors."), None)
     if isinstance(kind, type) and issubclass(kind, Exception):
@@ -56,9 +57,9 @@ def _rebuilt(name: str, text: str) -> Exception:
 
 @contextmanager
 def sentence_first() -> Generator[None, None, None]:
-    """In a process of Spark's that plans, an error of omniq's reaches the user as its sentence, without a traceback.
+    """In a planning process of Spark, let an error of omniq reach the user as its sentence, without a traceback.
 
-    Spark asks the environment how to tell what a process raised, and the process ends with that.
+    Spark reads from the environment whether to send the traceback. The process ends with the error, so nothing is set back.
     """
     try:
         yield
@@ -71,7 +72,7 @@ def sentence_first() -> Generator[None, None, None]:
 
 @contextmanager
 def unwrapped() -> Generator[None, None, None]:
-    """Raise the Python error behind an error of Spark's instead of it; the latter is its `__context__`."""
+    """Raise the Python error behind an error of Spark instead of it; Spark's own error is its `__context__`."""
     try:
         yield
     except Exception as exc:
@@ -83,11 +84,13 @@ def unwrapped() -> Generator[None, None, None]:
 
 @contextmanager
 def reported() -> Generator[None, None, None]:
-    """The same for a command: whatever Spark or its processes raised is an `OmniQError` whose text is a sentence or two."""
+    """The same for a command: any error of Spark or its processes becomes an `OmniQError` whose text is a sentence or two."""
     try:
         yield
     except Exception as exc:
         found = cause(exc)
+        # `__context__`, because functions of omniq.spark have unwrapped their errors already. A fault of our own keeps its
+        # type and traceback, so that it is not taken for one of the user's.
         if isinstance(found, OmniQError) or not (_is_of_spark(exc) or _is_of_spark(exc.__context__)):
             raise found from None
         text = _PLAN.split(str(found), maxsplit=1)[0].strip()

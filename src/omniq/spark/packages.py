@@ -1,4 +1,4 @@
-"""The packages that the extra `spark` brings, and the one thing to say when they are not there."""
+"""The packages that the extra `spark` brings, and the error for all of them when one is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PACKAGES = ("matplotlib", "pandas", "pyarrow", "pyspark", "py4j", "numpy")
 
 
 def require_extra() -> None:
-    """Raise `ConfigError`, which says how to install it, when a package of the extra `spark` is missing."""
+    """Raise `ConfigError` with the command to install it when a package of the extra `spark` is missing."""
     for name in ("pandas", "pyarrow", "pyspark.sql"):
         try:
             importlib.import_module(name)
@@ -19,5 +19,5 @@ def require_extra() -> None:
 
 
 def missing(exc: ImportError) -> ConfigError:
-    """What to raise when a package of the extra cannot be imported."""
+    """The error to raise when a package of the extra cannot be imported."""
     return ConfigError(f"omniq.spark needs the package {exc.name or 'pyspark'!r}: pip install '.[spark]'")

@@ -14,18 +14,20 @@ from omniq.spark.java import find_java, launcher
 from omniq.spark.packages import require_extra
 
 _TEMPLATE = Path(__file__).with_name("template")
-PORT = 15002  # of Spark Connect
+# The default of Spark Connect, and the only port that `spark-pipelines` knows.
+PORT = 15002
 _FILES = ("spark-pipeline.yml", "conf/spark-defaults.conf", "transformations/history.py")
 
 
 def write_project(folder: str | Path, url: str) -> list[Path]:
-    """Write the project into a new or empty folder; its files. Its tables will lie in `spark-warehouse` there."""
+    """Write the project into a new or empty folder and return its files. Its tables will lie in `spark-warehouse` there."""
     root = Path(folder).absolute()
     if root.exists() and any(root.iterdir()):
         raise Invalid(f"{root} is not empty: name an empty folder or a new one")
     values = {
         "name": root.name,
         "storage": f"file://{root / 'storage'}",
+        # It becomes the text of a Python string; absolute, because the server runs in the folder of the project.
         "url": anchored(url).replace("\\", "\\\\").replace('"', '\\"'),
     }
     written: list[Path] = []
@@ -42,7 +44,7 @@ def write_project(folder: str | Path, url: str) -> list[Path]:
 
 
 def run_project(folder: str | Path, *, java: str = "auto", refresh: bool = False) -> int:
-    """Run the pipeline of a project with `spark-pipelines`, which listens on the loopback only; its exit code."""
+    """Run the pipeline of a project with `spark-pipelines`, which listens on the loopback only, and return its exit code."""
     require_extra()
     root = Path(folder).absolute()
     if not (root / "spark-pipeline.yml").exists():
@@ -65,7 +67,7 @@ def run_project(folder: str | Path, *, java: str = "auto", refresh: bool = False
 
 
 def _must_be_free(port: int) -> None:
-    """The client inside `spark-pipelines` knows no other port: beside another server it would wait for ever, or talk to it."""
+    """Raise `ConfigError` when the port is taken: `spark-pipelines` would wait for ever, or talk to the server that has it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

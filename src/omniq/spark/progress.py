@@ -1,4 +1,4 @@
-"""How far a long call has come: a bar on stderr where there is a terminal, or what the caller wants to be told."""
+"""The progress of a long call: a bar on stderr where that is a terminal, or calls of a function that the caller gives."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from omniq.errors import StoreError
 EVERY_S = 0.5
 
 Tell = Callable[[str, int, int | None], None]
-"""Is told what is being done, how much of it is done, and how much there is in all if that is known."""
+"""Is called with the name of the step, how much of it is done, and how much there is in all if that is known."""
 
 Look = Callable[[], tuple[str, int, int | None] | None]
 
 
 @contextmanager
 def shown(progress: Tell | bool | None) -> Generator[Tell | None, None, None]:
-    """What to tell: the function given, else a bar where stderr is a terminal; None for nothing, also with False."""
+    """The function to report to: the one given, else a bar where stderr is a terminal; None for no reports, also with False."""
     if callable(progress):
         yield progress
     elif progress is False or not sys.stderr.isatty():
@@ -48,7 +48,7 @@ def _bar() -> Generator[Tell, None, None]:
 
 @contextmanager
 def watching(look: Look, tell: Tell | None) -> Generator[None, None, None]:
-    """Look every now and then, in a thread, while something else goes on; once more at its end."""
+    """Report progress from a thread every half second while the block runs, and once more at its end."""
     if tell is None:
         yield
         return
@@ -57,7 +57,7 @@ def watching(look: Look, tell: Tell | None) -> Generator[None, None, None]:
     def once() -> None:
         try:
             seen = look()
-        except StoreError:  # those who work on it meet the same and say so
+        except StoreError:  # the block meets the same error and raises it
             return
         if seen is not None:
             tell(*seen)
@@ -70,6 +70,7 @@ def watching(look: Look, tell: Tell | None) -> Generator[None, None, None]:
     thread.start()
     try:
         yield
+        # The block may have ended between two looks, and a bar should end full.
         once()
     finally:
         over.set()

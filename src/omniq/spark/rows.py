@@ -1,4 +1,4 @@
-"""How rows become tasks. A task's id follows from its key, so a row that comes again is the same task and not another."""
+"""Rows become tasks. A task's id follows from its key, so a row that comes again is the same task and not another."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ import msgspec
 from omniq.config import load_settings
 from omniq.errors import Invalid, SerializationError
 from omniq.operations import Enqueue
-from omniq.queue import AsyncTaskQueue
 from omniq.serialization import MsgspecSerializer
-from omniq.storage.memory import MemoryStorage
-from omniq.tasks import Callee, OptionFields, callee, make_options
+from omniq.tasks import OptionFields, callee, make_options
+from omniq.template import form_of, plain_form
 from omniq.translate import encode_call, fingerprint
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Of the 64 hex digits of a SHA-256: 128 bits, so that no two keys of any real table meet. Stored ids rest on it.
 ID_CHARS = 32
-_BODY = ("name", "timeout_us", "max_attempts", "dead_queue")  # what a second task of the same key must repeat, beside its own
+# Fields of the form in which a second task of the same key must agree, besides the payload, group and eta of its row.
+_BODY = ("name", "timeout_us", "max_attempts", "dead_queue")
 
 
 def task_id(namespace: str, key: str) -> str:
-    """The id of the task of a key: half a SHA-256, which Spark computes too (`left(sha2(…, 256), 32)`)."""
+    """The id of a key's task: half a SHA-256, which Spark computes too (`left(sha2(…, 256), 32)`)."""
     return hashlib.sha256(f"{namespace}\0{key}".encode()).hexdigest()[:ID_CHARS]
 
 
-class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """Which columns make a task, and in `form` what all the tasks have in common.
+class TaskRows(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns that make a task; `form` holds everything that the tasks have in common.
 
     `key` is text or a whole number and never null. `id` names a column that holds `task_id(namespace, key)` already. `args` are
     passed in order, `kwargs` are keyword → column. With `once`, a key is remembered for the form's `key_ttl_us`, also when its
-    task is gone; `hashed` gives tasks a fingerprint, by which another body under the same key is told apart.
+    task is gone; `hashed` gives tasks a fingerprint, by which another body under the same key is recognised.
     """
 
     form: Enqueue
@@ -55,7 +56,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(name for name in named if name is not None))
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise `Invalid` if one of the columns is not there."""
+        """Raise `Invalid` if one of the columns is missing."""
         for name in self.columns:
             if name not in names:
                 raise Invalid(f"there is no column {name!r}; the DataFrame has {', '.join(names)}")
@@ -70,6 +71,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         columns = [_values(batch, name) for name in self.args]
         named = {name: _values(batch, column) for name, column in self.kwargs.items()}
         serializer = MsgspecSerializer()
+        # Everything that is the same for each row is put together once per batch: this method takes a fifth of an enqueue.
         fields = {name: getattr(self.form, name) for name in self.form.__struct_fields__ if name not in _OWN}
         body = fingerprint(*[fields[name] for name in _BODY])
         wants_hash = self.hashed or self.once
@@ -96,10 +98,10 @@ def rows_of(
     eta: str | None = None,
     namespace: str | None = None,
     options: OptionFields | None = None,
-) -> Rows:
+) -> TaskRows:
     """Rows that call `func`: `key`, `group` and `eta` name columns, `args` is columns in order or keyword → column.
 
-    `options` hold for all tasks. Raises `Invalid` or `TypeError` for what no task could be made of, before any row is read.
+    `options` hold for all tasks. Raises `Invalid` or `TypeError` before any row is read when no task could be made of them.
     Unless a namespace is given, keys are unique within a queue and function.
     """
     if isinstance(args, str):
@@ -108,14 +110,12 @@ def rows_of(
     named = dict(args) if isinstance(args, Mapping) else {}
     target = callee(func)
     target.check(ordered, dict.fromkeys(named))
-    without_arguments = Callee(target.name, target.options, None)
-    queue = AsyncTaskQueue(MemoryStorage(), load_settings())
     given: OptionFields = {**(options or {})}
     if group is not None:
         given["group"] = "of the row"  # a limit without a group is refused; each row has its own
-    form = queue.template(without_arguments, make_options(given))([], {})
-    return Rows(
-        form=msgspec.structs.replace(form, payload=None),
+    form = form_of(target, make_options(given), plain_form(load_settings()))
+    return TaskRows(
+        form=form,
         namespace=f"{form.queue}/{form.name}" if namespace is None else namespace,
         key=key,
         args=ordered,
@@ -125,6 +125,7 @@ def rows_of(
     )
 
 
+# The fields that differ from row to row, and `encoding`: payloads made here are JSON, whatever the settings say.
 _OWN = frozenset({"id", "payload", "encoding", "group", "eta_us", "idempotency_key", "fingerprint"})
 
 
@@ -155,7 +156,7 @@ def _moments(batch: pa.RecordBatch, name: str) -> list[int | None]:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
-    """A column as the Python values that a program would have passed; times are in UTC, whatever the session's zone."""
+    """A column as the Python values that a program would have passed, with times in UTC whatever the session's zone."""
     column = batch.column(name)
     plain = _in_utc(column.type)
     return (column if plain == column.type else column.cast(plain)).to_pylist(maps_as_pydicts="strict")

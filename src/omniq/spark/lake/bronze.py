@@ -1,4 +1,4 @@
-"""Bronze: events come in by batches, each once. The manifest knows every number that was ever taken in, and is the judge."""
+"""Bronze: events come in by batches, each once. The manifest has every number that was ever taken in, and decides."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import msgspec
 from omniq.errors import Invalid
 from omniq.models import to_us
 from omniq.spark.lake.layout import Erasure, Lake
-from omniq.spark.lake.manifest import File, Manifest, Part, Ranges, joined, overlap
+from omniq.spark.lake.manifest import File, Manifest, Ranges, TableDay, joined, overlap
 from omniq.spark.lake.tables import TABLES
 from omniq.spark.lake.writing import PARQUET, settings, write_days
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+# An event of a later release goes into quarantine: silver does not know what it means for its task.
 EVENTS = (
     "enqueued",
     "started",
@@ -37,7 +38,7 @@ Seen = dict[str, dict[str, Ranges]]
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one batch. `known` rows had been taken in before; `erased` ones must not come back."""
+    """The counts of one batch. `known` rows had been taken in before; `erased` rows must not come back."""
 
     rows: int = 0
     quarantined: int = 0
@@ -49,18 +50,21 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 def take_in(lake: Lake, events: DataFrame, *, stream: str, batch: int) -> Taken:
     """Put a batch of events into bronze.
 
-    Again with the same stream and number it does nothing, so that a killed run can be repeated. Rows that are no proper events
-    go into quarantine. Events whose numbers are there already are left out.
+    A batch of the same stream and number is taken in only once, so that a killed run can be repeated. Rows that are no proper
+    events go into quarantine. Events whose numbers are there already are left out.
     """
     if lake.manifest("events").batches.get(stream, -1) >= batch:
         return Taken(skipped=True)
     label = f"_batch={stream}-{batch:06d}"
+    # It writes first and then looks for known numbers, which are rare: the driver reads the numbers from the few new files. If
+    # some are known, a second try leaves them out. Nothing counts before it is published.
     without: Seen = {}
     while True:
         erased = lake.about().erased
         try:
             with settings(events.sparkSession, PARQUET):
                 attempt = _write(lake, events, label, erased, without)
+        # The collection after an erasure spares no file that is not named yet, as those of this batch.
         except FileNotFoundError:
             if lake.about().erased == erased:
                 raise
@@ -68,7 +72,7 @@ def take_in(lake: Lake, events: DataFrame, *, stream: str, batch: int) -> Taken:
         with lake.change() as draft:
             manifest = draft.manifest("events")
             repeated = _common(manifest.seen, attempt.seen)
-            # An erasure that ended meanwhile deleted what no manifest named, and has more to be left out.
+            # An erasure that ended meanwhile deleted files that no manifest named, and has more events to be left out.
             stale = draft.about.erased != erased or not all(lake.folder.exists(file.path) for file in attempt.files)
             if not repeated and not stale:
                 _enter(manifest, attempt, str(draft.next_number))
@@ -85,7 +89,7 @@ def take_in(lake: Lake, events: DataFrame, *, stream: str, batch: int) -> Taken:
             without = _merged(without, repeated)
 
 
-class _Written(msgspec.Struct, kw_only=True):
+class _BatchFiles(msgspec.Struct, kw_only=True):
     bronze: dict[str, list[File]]
     quarantine: list[File]
     quarantined: int
@@ -98,7 +102,7 @@ class _Written(msgspec.Struct, kw_only=True):
         return [*self.quarantine, *(file for files in self.bronze.values() for file in files)]
 
 
-def _write(lake: Lake, events: DataFrame, label: str, erased: list[Erasure], without: Seen) -> _Written:
+def _write(lake: Lake, events: DataFrame, label: str, erased: list[Erasure], without: Seen) -> _BatchFiles:
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
@@ -114,6 +118,7 @@ def _write(lake: Lake, events: DataFrame, label: str, erased: list[Erasure], wit
     rows = rows.withColumn("reason", _reason())
     gone = is_erased(erased)
     rows = rows.withColumn("gone", gone)
+    # Counted while the rows are written, since another pass would read the store again.
     told = Observation()
     kept = rows.observe(
         told,
@@ -124,6 +129,7 @@ def _write(lake: Lake, events: DataFrame, label: str, erased: list[Erasure], wit
     bad, lost = (int(told.get.get(name) or 0) for name in ("bad", "gone"))
     quarantine: list[File] = []
     if bad:
+        # A row without `enqueued_at` has no day, and a folder needs one.
         dated = F.coalesce("task_date", F.lit("1970-01-01").cast("date"))
         odd = rows.where("reason is not null and not gone").withColumn("task_date", dated)
         names = [*table.names, "reason"]
@@ -131,15 +137,16 @@ def _write(lake: Lake, events: DataFrame, label: str, erased: list[Erasure], wit
             quarantine += files
     paths = [lake.folder.path(file.path) for files in (*bronze.values(), quarantine) for file in files]
     seen, spans = _numbers(paths)
+    # Erased events are in no file, but count as taken in: their numbers must not look like a gap.
     if lost:
         numbers = rows.where("gone").select("store", "shard", "seq").toArrow()
         seen = _merged(seen, _ranges(numbers))
-    return _Written(bronze=bronze, quarantine=quarantine, quarantined=bad, erased=lost, seen=seen, spans=spans)
+    return _BatchFiles(bronze=bronze, quarantine=quarantine, quarantined=bad, erased=lost, seen=seen, spans=spans)
 
 
-def _enter(manifest: Manifest, written: _Written, stamp: str) -> None:
+def _enter(manifest: Manifest, written: _BatchFiles, stamp: str) -> None:
     for day, files in written.bronze.items():
-        part = manifest.parts.setdefault(day, Part())
+        part = manifest.parts.setdefault(day, TableDay())
         part.files += files
         part.stamp = stamp
         first, last = written.spans[day]
@@ -151,10 +158,11 @@ def _enter(manifest: Manifest, written: _Written, stamp: str) -> None:
 
 
 def _reason() -> Column:
-    """Why a row is no proper event; null if it is."""
+    """Why a row is no proper event; null if it is one."""
     from pyspark.sql import functions as F
 
     reason = F.lit(None).cast("string")
+    # Only its ends are looked at: silver reads other broken JSON as null.
     shaped = F.col("data").isNull() | (F.col("data").startswith("{") & F.col("data").endswith("}"))
     for wrong, why in (
         (~F.coalesce(shaped, F.lit(True)), F.lit("data is no JSON object")),
@@ -163,17 +171,19 @@ def _reason() -> Column:
         (F.col("seq") < 0, F.lit("seq is negative")),
         *[(F.col(name).isNull(), F.lit(f"{name} is missing")) for name in reversed(_REQUIRED)],
     ):
+        # A later condition covers an earlier one, so that the first missing column is named before anything else.
         reason = F.when(wrong, why).otherwise(reason)
     return reason
 
 
 def is_erased(erased: list[Erasure]) -> Column:
-    """Of rows with task_id, group_id and enqueued_at: whether they must not come back."""
+    """Whether a row with task_id, group_id and enqueued_at must not come back."""
     from pyspark.sql import functions as F
 
     tasks = [entry.digest for entry in erased if entry.kind == "task"]
     gone = F.sha2("task_id", 256).isin(tasks) if tasks else F.lit(False)
     for entry in erased:
+        # Only tasks that were stored before: the docs let a group begin again after its erasure.
         if entry.kind == "group":
             before = F.unix_micros("enqueued_at") <= F.lit(to_us(entry.at))
             gone = gone | ((F.sha2("group_id", 256) == entry.digest) & before)
@@ -181,9 +191,9 @@ def is_erased(erased: list[Erasure]) -> Column:
 
 
 def _outside(rows: DataFrame, numbers: Seen) -> DataFrame:
-    """The rows whose numbers are none of these; those without a number too, which are no proper events.
+    """The rows whose numbers are none of these, and rows without a number, which go into quarantine.
 
-    A condition per range would be too deep for Spark beyond some hundred. In this join each row looks at the few ranges of its
+    A condition per range overflows Spark's stack at some 400 ranges. In this join each row looks at the few ranges of its
     stretch of numbers only.
     """
     from pyspark.sql import functions as F
@@ -191,15 +201,16 @@ def _outside(rows: DataFrame, numbers: Seen) -> DataFrame:
     ranges, bits = _by_stretch(numbers)
     known = F.broadcast(rows.sparkSession.createDataFrame(ranges))
     same = [F.col(f"e.{name}") == F.col(f"k.{name}") for name in ("store", "shard")]
+    # The equal keys make it a hash join; with `between` alone it would compare each row with each range.
     stretch = F.shiftright("e.seq", bits) == F.col("k.stretch")
     within = F.col("e.seq").between(F.col("k.low"), F.col("k.high"))
     return rows.alias("e").join(known.alias("k"), [*same, stretch, within], "left_anti")
 
 
 def _by_stretch(numbers: Seen) -> tuple[Any, int]:
-    """One row per range and stretch that it touches, and how many bits of a number are its place in the stretch.
+    """One row per range and stretch that it touches, and the number of bits that are a number's place in its stretch.
 
-    Stretches as long as the mean range: that makes at most three rows per range.
+    Stretches are as long as the mean range, which makes at most three rows per range on average.
     """
     import numpy as np
     import pyarrow as pa
@@ -217,7 +228,7 @@ def _by_stretch(numbers: Seen) -> tuple[Any, int]:
 
 
 def _numbers(paths: list[str]) -> tuple[Seen, dict[str, tuple[datetime, datetime]]]:
-    """Which numbers the files hold, and from when to when each day's events happened; read by the driver itself."""
+    """The numbers that the files hold, and the first and last moment of each day's events; read by the driver itself."""
     import pyarrow as pa
     import pyarrow.compute as compute
     import pyarrow.parquet as parquet

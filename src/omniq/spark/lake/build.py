@@ -1,7 +1,7 @@
 """Build: silver and gold from bronze, only the days that changed; checked before it is published, all tables at once.
 
-Days of silver are those on which tasks were stored, days of gold those on which something happened. Which days of gold a new
-day of silver changes comes from comparing its rows with those of the version before: exact, whatever came late.
+A day of silver has the tasks that were stored on it, a day of gold has everything that happened on it. A new day of silver is
+compared row by row with the version before to find the days of gold that it changes: exact, however late events came.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omniq.spark.lake.checks import check_gaps
 from omniq.spark.lake.days import check_days
 from omniq.spark.lake.gaps import days_of, marked, spans
 from omniq.spark.lake.leftovers import collect
-from omniq.spark.lake.manifest import Manifest, Part
+from omniq.spark.lake.manifest import Manifest, TableDay
 from omniq.spark.lake.tables import GOLD, SILVER, TABLES
 from omniq.spark.lake.totals import CheckResult, SilverDay, check_gold, check_silver, silver_days
 from omniq.spark.lake.touched_days import told_by_attempts, told_by_tasks
@@ -33,10 +33,13 @@ if TYPE_CHECKING:
 
     from omniq.spark.lake.layout import Lake
 
+# A reader that has opened a version may go on with it for an hour, as the docs promise.
 GRACE = timedelta(hours=1)
+# Planning of one table overlaps with the running jobs of others.
 THREADS = 3
 Say = Callable[[str], None]
 
+# Readers skip groups of rows by the least and greatest value of a column: sorted files let them skip by queue and function.
 _SORTED: dict[str, tuple[str, ...]] = {
     "attempts": ("queue", "name", "started_at"),
     "tasks": ("queue", "name", "created_at"),
@@ -50,7 +53,7 @@ _SORTED: dict[str, tuple[str, ...]] = {
 
 
 class BuildReport(msgspec.Struct, kw_only=True):
-    """What a build did. `days` are those of each table that were written anew."""
+    """The result of a build. `days` are the days of each table that were written anew."""
 
     version: str
     days: dict[str, list[str]]
@@ -77,7 +80,7 @@ def build(
     `tables` names the tables of gold to build (silver is always brought up to date); the others catch up in a later build.
     `days` names days on which tasks were stored, to be built anew even if nothing changed; `full` builds everything anew.
     Versions that are replaced stay for `grace`, for readers that still use them. Raises `CheckFailed`, and publishes nothing,
-    if what was built does not add up.
+    if the new tables do not add up.
     """
     wanted = _gold_wanted(tables)
     with lake.writer("build"), unwrapped():
@@ -87,7 +90,7 @@ def build(
 def build_locked(
     spark: SparkSession, lake: Lake, *, full: bool = False, grace: timedelta = GRACE, say: Say | None = None
 ) -> BuildReport:
-    """The same, for who has the lake's lock of writers already."""
+    """The same, for a caller that holds the lake's lock of writers already."""
     return _Build(spark, lake, list(GOLD), None, full, say or _silent).run(grace)
 
 
@@ -114,12 +117,14 @@ class _Build:
         current = lake.current()
         self.events = lake.manifest("events", current)
         self.old = {name: lake.manifest(name, current) for name in (*SILVER, *GOLD)}
+        # Copies, to be changed: a build that fails leaves the old ones as they were read.
         self.new = {name: msgspec.json.decode(msgspec.json.encode(m), type=Manifest) for name, m in self.old.items()}
         self.version = f"_v={current.number + 1:06d}"
         self.about = lake.about()
         self.frozen = self.about.expired_before
         self.lost = spans(self.about)
-        self.reached = set[date]()  # by what was open in one version and not in the other
+        # Days that an unfinished task or run reached in one version and not in the other: they count for hours of groups only.
+        self.reached = set[date]()
         self.written: list[str] = []
         self.report = BuildReport(version=self.version.partition("=")[2], days={}, rows={}, seconds=0.0)
 
@@ -129,6 +134,7 @@ class _Build:
             with settings(self.spark, PARQUET):
                 self._make()
             self._publish()
+        # Files that no manifest names do no harm, but only a build that succeeds collects them.
         except BaseException:
             self.lake.folder.remove(self.written)
             raise
@@ -137,6 +143,7 @@ class _Build:
         return self.report
 
     def _make(self) -> None:
+        # A gap is known from the manifest alone, so it stops a build before any job.
         self._hold(check_gaps(self.events, self.about, self.lake.path))
         dirty = self._dirty()
         gone = [date.fromisoformat(day) for day in self.old["tasks"].parts if day not in self.events.parts]
@@ -161,6 +168,7 @@ class _Build:
 
     # -- silver ------------------------------------------------------------------------------------
 
+    # With the version of the models, so that every day is built anew when they change.
     def _stamp(self, day: str) -> str:
         return f"{self.events.parts[day].stamp}/{models.VERSION}"
 
@@ -178,11 +186,11 @@ class _Build:
         self._write_all(dict.fromkeys(made, days), lambda name: made[name])
 
     def _describe(self, days: list[date], told: Mapping[str, SilverDay]) -> None:
-        """Of which days the rows tell; with that, gold finds the files that it needs."""
+        """Note the days that the rows of each folder tell of, by which gold finds the files that it needs."""
         for day in (day.isoformat() for day in days):
             found = told.get(day, SilverDay())
             for name in SILVER:
-                part = self.new[name].parts.setdefault(day, Part())
+                part = self.new[name].parts.setdefault(day, TableDay())
                 part.stamp, part.first, part.last = self._stamp(day), found.first, found.last
                 part.open_from = found.open_from
 
@@ -199,7 +207,7 @@ class _Build:
         return touched
 
     def _changed_days(self, days: list[date]) -> set[date]:
-        """The days of which one version of silver tells something that the other does not."""
+        """The days of gold on which the two versions of silver differ."""
         from pyspark.sql import functions as F
 
         versions = ((-1, self.old, self.old["tasks"].horizon), (1, self.new, self.new["tasks"].last))
@@ -208,6 +216,7 @@ class _Build:
             for name, told in (("attempts", told_by_attempts), ("tasks", told_by_tasks))
             for sign, manifests, horizon in versions
         ]
+        # A row that is in both versions adds up to 0, and changes nothing.
         every = reduce(lambda one, other: one.unionAll(other), rows)
         differ = every.groupBy("what", "open").agg(F.sum("sign").alias("sum"), F.first("days").alias("days")).where("sum <> 0")
         changed = {
@@ -219,7 +228,7 @@ class _Build:
     # -- gold --------------------------------------------------------------------------------------
 
     def _build_gold(self, touched: set[date] | None) -> dict[str, list[date] | None]:
-        """The days of each table that were built; None for all of them."""
+        """Build gold and return the days of each table that were built; None for all days of a table."""
         wanted: dict[str, list[date] | None] = {}
         for name in GOLD:
             days = self._days_of(name, touched)
@@ -231,7 +240,8 @@ class _Build:
                 self.new[name].model = 0  # everything, the next time
             else:
                 self.new[name].pending = sorted({*self.new[name].pending, *(day.isoformat() for day in days)})
-        last = {name: days for name, days in wanted.items() if name == "capacity_hour"}  # is made of another
+        # It is made of the new `queue_minute`, so it has to wait for that.
+        last = {name: days for name, days in wanted.items() if name == "capacity_hour"}
         for tables in ({name: days for name, days in wanted.items() if name not in last}, last):
             self._write_all(tables, lambda name: self._gold(name, wanted[name]))
         return wanted
@@ -243,18 +253,21 @@ class _Build:
         days = {*touched, *(date.fromisoformat(day) for day in old.pending)}
         horizon = self.new["tasks"].horizon
         moved = old.horizon is not None and horizon is not None and horizon > old.horizon
+        # Each window is compared with the 24 hours before it, which may lie on the day before.
         if name == "retry_storm":
             days |= {day + timedelta(days=1) for day in days if horizon is not None and day < horizon.date()}
         if name == "group_hour":
             days |= self.reached
+        # Open tasks fill the hours of their group up to the newest event, and the forecast begins behind it.
         if name in ("group_hour", "capacity_hour") and moved and old.horizon is not None and horizon is not None:
             days |= set(days_between(old.horizon.date(), horizon.date()))
+        # Means of earlier weeks carry a change into all later hours, up to the end of the forecast.
         if name == "capacity_hour" and days and horizon is not None:
             days = set(days_between(min(days), max(max(days), horizon.date()) + timedelta(days=8)))
         return sorted(day for day in days if self.frozen is None or day >= self.frozen)
 
     def _thawed(self) -> list[date]:
-        """All days whose silver is still whole."""
+        """All days of gold that can be built anew, because their silver has not expired."""
         assert self.frozen is not None
         lasts = [part.last for part in self.new["tasks"].parts.values() if part.last is not None]
         last = max(lasts, default=datetime.now(UTC)).date() + timedelta(days=8)
@@ -267,6 +280,7 @@ class _Build:
             rows = self._capacity(days)
         else:
             needed = None
+            # Silver lies by the day a task was stored, and a task may run on any later day: files are chosen by what they tell.
             if days is not None:
                 needed = {*days, *(day - timedelta(days=1) for day in days)} if name == "retry_storm" else set(days)
             attempts, tasks = self._silver("attempts", needed), self._silver("tasks", needed)
@@ -280,7 +294,7 @@ class _Build:
         return rows if days is None else rows.where(F.col("day").isin(days))
 
     def _silver(self, name: str, days: set[date] | None) -> DataFrame:
-        """The rows that may tell of these days."""
+        """The rows of silver that may tell of these days."""
         manifest = self.new[name]
         if days is None:
             return self.lake.frame(self.spark, manifest)
@@ -288,7 +302,7 @@ class _Build:
         return self.lake.frame(self.spark, manifest, telling)
 
     def _capacity(self, days: list[date] | None) -> DataFrame:
-        """Hours before the first day come from the table itself, which is small; later ones from the minutes."""
+        """The rows of `capacity_hour`: earlier hours from the table itself, which is small, later hours from the minutes."""
         minutes = self.new["queue_minute"]
         if days is None:
             return models.capacity_hour(self.lake.frame(self.spark, minutes))
@@ -300,14 +314,15 @@ class _Build:
     # -- writing -----------------------------------------------------------------------------------
 
     def _write_all(self, tables: Mapping[str, list[date] | None], made: Callable[[str], DataFrame]) -> None:
-        """Side by side, because much of the time of a small build goes into planning."""
+        """Write tables side by side, because much of the time of a small build goes into planning."""
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda name: self._write(name, made(name), tables[name]), tables))
 
     def _write(self, name: str, rows: DataFrame, days: list[date] | None) -> None:
-        """The new version of some days of a table; a day without rows goes."""
+        """Write the new version of some days of a table; a day without rows is dropped."""
         self.say(f"building {name}" + ("" if days is None else f", {len(days)} day{'s' if len(days) != 1 else ''}"))
         table, parts = TABLES[name], self.new[name].parts
+        # A day of gold has few rows, and each task of Spark would write a file of its own.
         if table.layer == "gold":
             rows = marked(rows, name, self.lost).coalesce(1)
         root = f"{table.layer}/{name}"
@@ -316,7 +331,7 @@ class _Build:
         for day in list(parts) if days is None else [day.isoformat() for day in days]:
             parts.pop(day, None)
         for day, files in found.items():
-            parts[day] = Part(files=files, stamp=self.report.version)
+            parts[day] = TableDay(files=files, stamp=self.report.version)
         self.report.days[name] = sorted(found)
         self.report.rows[name] = sum(file.rows for files in found.values() for file in files)
 

@@ -8,6 +8,7 @@ from pyspark.sql import functions as F
 from omniq.spark.lake.clock import HOUR_US, beginning, day
 
 FORECAST_DAYS = 7
+# Load follows the hours of the week, so an hour is forecast from the same hour of earlier weeks.
 FORECAST_WEEKS = 4
 _HOUR_S = 3600
 _DAY_S = 86_400
@@ -15,10 +16,10 @@ _WEEK_S = 7 * _DAY_S
 
 
 def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
-    """Load and slots of each queue by the hour, and what the hours of the next seven days are likely to need.
+    """Load and slots of each queue by the hour, with a forecast of the next seven days.
 
     One row per queue and hour, from its first hour to seven days after the last hour of its store. `earlier` are rows of this
-    very table, for hours before those of the minutes.
+    table itself, for the hours before the first minute.
     """
     key = ["store", "queue"]
     sums = queue_minute.groupBy(*key, F.unix_seconds(beginning("minute", HOUR_US)).alias("h")).agg(
@@ -32,6 +33,7 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
         # Made in a zone with half an hour more, the first of them would set the beginning of all hours that follow.
         hour = F.unix_seconds(beginning("hour", HOUR_US)).alias("h")
         sums = sums.unionByName(known.select(*key, hour, "arrivals", "finished", "busy_s", "peak_slots"))
+    # The end is that of the store: a queue without work for days has hours of nothing, and a forecast from them.
     ends = sums.groupBy("store").agg(F.max("h").alias("now"))
     spans = sums.groupBy(*key).agg(F.min("h").alias("first")).join(F.broadcast(ends), "store")
     every = F.explode(F.sequence("first", F.col("now") + FORECAST_DAYS * _DAY_S, F.lit(_HOUR_S).cast("bigint")))
@@ -66,6 +68,7 @@ def capacity_hour(queue_minute: DataFrame, earlier: DataFrame | None = None) -> 
         F.ceil(seen).alias("slots_seen"),
     )
     load = F.coalesce("forecast_busy_s", "busy_s") / _HOUR_S
+    # Work that comes at random swings by the root of its mean: twice that is room for nearly all of its swings.
     rows = rows.select("*", F.ceil(load + 2 * F.sqrt(load)).alias("slots_needed"))
     hour = F.timestamp_seconds("h")
     return rows.select(

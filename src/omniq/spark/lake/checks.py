@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 
     from omniq.spark.lake.layout import About, Lake
 
+# Clocks of servers that are kept in step differ by far less; a note, since an event ahead of time is still counted.
 AHEAD_S = 300
 
 
 def check(spark: SparkSession, lake: Lake, *, fail: bool = True) -> list[CheckResult]:
-    """Look at everything that the lake holds. Raises `CheckFailed` with the first thing found, unless told not to `fail`."""
+    """Check everything that the lake holds. Raises `CheckFailed` with the first fault, unless `fail` is False."""
     current = lake.current()
     manifests = {name: lake.manifest(name, current) for name in ("events", *SILVER, *GOLD)}
     about = lake.about()
     results = [*check_gaps(manifests["events"], about, lake.path), _files(lake, manifests)]
     with unwrapped():
+        # With a file missing every later query would end in an error of Spark's.
         if results[-1].ok:
             every = (*manifests.values(), lake.manifest("payloads", current))
             results += check_days(lake, [(manifest, None) for manifest in every])
@@ -40,6 +42,7 @@ def check(spark: SparkSession, lake: Lake, *, fail: bool = True) -> list[CheckRe
                 date.fromisoformat(day) for day, part in manifests["tasks"].parts.items() if _fresh(day, part.stamp, manifests)
             ]
             results += check_silver(manifests["events"], fresh, silver_days(spark, lake, manifests, fresh))
+            # A table that builds left out has sums of an older state, or none: that is no fault.
             whole = [name for name in GOLD if manifests[name].model == VERSION]
             results += check_gold(spark, lake, manifests, dict.fromkeys(whole))
             if behind := [name for name in GOLD if name not in whole]:
@@ -61,7 +64,7 @@ def _fresh(day: str, stamp: str, manifests: Mapping[str, Manifest]) -> bool:
 
 
 def check_gaps(events: Manifest, about: About, lake: str | Path = "DIR") -> list[CheckResult]:
-    """Numbers that are missing between the first and the last of a shard; those that somebody accepted are a note."""
+    """Find numbers that are missing between the first and the last of a shard; accepted gaps are notes."""
     found: list[str] = []
     notes: list[CheckResult] = []
     shards = 0

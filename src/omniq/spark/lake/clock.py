@@ -1,7 +1,7 @@
-"""Days, hours and other stretches of time of a moment, in UTC, whatever zone the session is in.
+"""The day, hour or minute of a timestamp in UTC, whatever zone the session is in.
 
-Spark's own `to_date` and `date_trunc` answer in the session's zone. These count microseconds, in whole numbers: a day of
-March must not begin an hour earlier because clocks were changed somewhere.
+Spark's own `to_date` and `date_trunc` answer in the session's zone. These functions count microseconds in whole numbers: a
+day of March must not begin an hour earlier because clocks were changed somewhere.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def day(moment: Column | str) -> Column:
 
 
 def beginning(moment: Column | str, step_us: int) -> Column:
-    """The beginning of the hour, or another stretch, that a timestamp lies in, as a timestamp."""
+    """The beginning of the hour, or other stretch of `step_us`, in which a timestamp lies, as a timestamp."""
     return F.timestamp_micros(floored(F.unix_micros(moment), step_us) * step_us)
 
 
 def floored(number: Column, step: int) -> Column:
-    """How often a step fits into a whole number, rounded down, also below 0. `/` would go through a double and round."""
+    """A whole number divided by a step and rounded down, also below 0. `/` would go through a double and round."""
     return F.call_function("div", number - F.pmod(number, F.lit(step)), F.lit(step))
 
 
@@ -36,6 +36,6 @@ def date_of(day_no: Column) -> Column:
 
 
 def days_spanned(first: Column, last: Column) -> Column:
-    """All days from one timestamp's to another's, as an array; null if either is."""
+    """All days from that of one timestamp to that of another, as an array; null if either is null."""
     numbers = F.sequence(floored(F.unix_micros(first), DAY_US), floored(F.unix_micros(last), DAY_US))
     return F.transform(numbers, date_of)

@@ -1,4 +1,4 @@
-"""Whether every row lies in the folder of its day: by the foot of each file, without Spark and without its idea of a day."""
+"""Checks that every row lies in the folder of its day: by the foot of each file, without Spark and its idea of a day."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from omniq.spark.lake.layout import Lake
 
 _DAY_US = 86_400_000_000
-# What of a row lies in the day of its folder, and of how many microseconds it is the beginning. Attempts do not have the moment
-# whose day they lie in; that a day has as many of them as its tasks say is a check of its own.
+# The columns whose moment lies in the day of the row's folder, and the stretch in microseconds that it begins. Attempts do not
+# have such a moment; another check counts them against the runs of the day's tasks.
 _MOMENTS: dict[str, tuple[tuple[str, ...], int]] = {
     "events": (("enqueued_at",), 1),
     "payloads": (("created_at",), 1),
@@ -31,7 +31,7 @@ _MOMENTS: dict[str, tuple[tuple[str, ...], int]] = {
 
 
 def check_days(lake: Lake, looked_at: Iterable[tuple[Manifest, Iterable[date] | None]]) -> list[CheckResult]:
-    """Whether the rows of these days of each table, None for all, are in the folders of their days."""
+    """Check that the rows of these days of each table, None for all days, are in the folders of their days."""
     edge = lake.about().expired_before
     wrong: set[str] = set()
     frozen: set[str] = set()
@@ -52,7 +52,8 @@ def check_days(lake: Lake, looked_at: Iterable[tuple[Manifest, Iterable[date] | 
 
 
 def misplaced(lake: Lake, manifest: Manifest, days: Iterable[date] | None = None) -> dict[str, list[File]]:
-    """By day, the files of a table that hold a row of another day, or one of an hour that does not begin where hours do."""
+    """By day, the files of a table with a row of another day, or of an hour or minute that does not begin on the hour."""
+    # An hour of a zone that is 30 or 45 minutes off lies in its day and is still wrong.
     columns, step_us = moments(manifest.table), _MOMENTS.get(manifest.table, ((), 1))[1]
     wanted = None if days is None else {day.isoformat() for day in days}
     found: dict[str, list[File]] = {}
@@ -74,12 +75,12 @@ def moments(name: str) -> tuple[str, ...]:
 
 
 def is_frozen(name: str, day: str, edge: date | None) -> bool:
-    """Whether a day of a table cannot be made anew, because what it was made of has expired."""
+    """Whether a day of a table cannot be made anew, because the silver that it was made of has expired."""
     return edge is not None and name in GOLD and day < edge.isoformat()
 
 
 def span_us(lake: Lake, file: File, column: str) -> tuple[int, int] | None:
-    """The least and the greatest moment of a column; None without any, and of a file that is gone."""
+    """The least and the greatest moment of a column; None for a column of nulls, and for a file that is gone."""
     import pyarrow as pa
     import pyarrow.compute as compute
     import pyarrow.parquet as parquet
@@ -92,6 +93,7 @@ def span_us(lake: Lake, file: File, column: str) -> tuple[int, int] | None:
     (place,) = [n for n in range(foot.num_columns) if foot.schema.column(n).path == column]
     groups = [foot.row_group(n).column(place).statistics for n in range(foot.num_row_groups)]
     told = groups and all(stats is not None and stats.has_min_max for stats in groups)
+    # Raw statistics count in the unit that the file was written with; files of other writers may have none.
     if told and source.schema_arrow.field(column).type == pa.timestamp("us", "UTC"):
         return min(stats.min_raw for stats in groups), max(stats.max_raw for stats in groups)
     moments = source.read([column])[column].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
@@ -111,6 +113,6 @@ def beyond_repair(days: Iterable[str]) -> str:
 
 
 def named(days: Iterable[str]) -> str:
-    """The days, of many the first ones."""
+    """The days as text, and of many days the first ones."""
     every = sorted(days)
     return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")

@@ -1,4 +1,4 @@
-"""Erasure: a task or a group goes from every table of a lake, and does not come back."""
+"""Erasure: a task or a group is deleted from every table of a lake, and does not come back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class EraseReport(msgspec.Struct, kw_only=True):
-    """Rows that went from bronze, and the days on which their tasks had been stored."""
+    """The rows that were deleted from bronze, and the days on which their tasks had been stored."""
 
     rows: int = 0
     payloads: int = 0
@@ -34,7 +34,7 @@ class EraseReport(msgspec.Struct, kw_only=True):
 def erase(spark: SparkSession, lake: Lake, *, task: str | None = None, group: str | None = None) -> EraseReport:
     """Delete everything that the lake holds of one task, or of all tasks of a group, in every table; it does not come back.
 
-    Events of it that are ingested later are dropped: of a task always, of a group those of tasks stored before now. The lake
+    Its events that are ingested later are dropped: for a task always, for a group if the task was stored before now. The lake
     keeps a hash of the id for that. The files that held it are deleted at once, so a query that reads them may fail.
     """
     if (task is None) == (group is None):
@@ -42,6 +42,7 @@ def erase(spark: SparkSession, lake: Lake, *, task: str | None = None, group: st
     kind, value = ("task", task) if task is not None else ("group", group)
     assert value is not None
     entry = Erasure(kind=kind, digest=hashlib.sha256(value.encode()).hexdigest(), at=datetime.now(UTC))
+    # Noted before anything is deleted: ingest goes on meanwhile, and must not bring in what was just looked for.
     with lake.writer("erase"), unwrapped():
         with lake.change() as draft:
             known = [e for e in draft.about.erased if (e.kind, e.digest) != (entry.kind, entry.digest)]
@@ -55,6 +56,7 @@ def erase(spark: SparkSession, lake: Lake, *, task: str | None = None, group: st
             report.payloads, _, more = _without(spark, lake, "payloads", lake.manifest("payloads"), own, value)
             doomed += more + _quarantine_without(lake, events, value)
             doomed += _frozen_gold_without(spark, lake, task, group)
+        # The old files go last: until the build is published the tables are made of them.
         build_locked(spark, lake)
         lake.folder.remove(doomed)
         collect(lake, timedelta(0), thorough=True)
@@ -64,7 +66,10 @@ def erase(spark: SparkSession, lake: Lake, *, task: str | None = None, group: st
 def _without(
     spark: SparkSession, lake: Lake, name: str, manifest: Manifest, column: str, value: str
 ) -> tuple[int, set[str], list[str]]:
-    """Rewrite the files of a table of bronze in which a column has the value; the rows that went, their days, the files."""
+    """Rewrite the files of a bronze table in which a column has the value.
+
+    Returns the number of rows that were left out, their days, and the paths of the old files.
+    """
     from pyspark.sql import functions as F
 
     table = TABLES[name]
@@ -81,6 +86,7 @@ def _without(
             continue
         days.add(day)
         doomed += [file.path for file in old]
+        # Rows without a group compare to null, and stay.
         rows = lake.read_files(spark, name, old).where(~F.coalesce(F.col(column) == value, F.lit(False)))
         version = f"_batch=erase-{lake.current().number + 1:06d}"
         files = write_days(lake, rows.coalesce(1), f"bronze/{name}", table.partition, version).get(day, [])
@@ -89,7 +95,7 @@ def _without(
 
 
 def _quarantine_without(lake: Lake, column: str, value: str) -> list[str]:
-    """Whole files of quarantine go in which the value stands: what is in them was of no use to anybody."""
+    """Drop the quarantine files that hold the value, and return their paths. Whole files: their rows are in no other table."""
     import pyarrow.parquet as parquet
 
     def concerns(file: File) -> bool:
@@ -106,7 +112,7 @@ def _quarantine_without(lake: Lake, column: str, value: str) -> list[str]:
 
 
 def _frozen_gold_without(spark: SparkSession, lake: Lake, task: str | None, group: str | None) -> list[str]:
-    """Days of gold whose silver has expired cannot be built anew: there the ids and texts are taken out."""
+    """Take ids and error texts out of the days of gold whose silver has expired, since those cannot be built anew."""
     from pyspark.sql import functions as F
 
     frozen = lake.about().expired_before

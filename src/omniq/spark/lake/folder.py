@@ -1,6 +1,6 @@
-"""The folder that a lake lives in: whole files, moved and replaced at once, and locks that a dead holder gives up.
+"""The folder that a lake lives in: whole files, moved and replaced at once, and locks that a dead process loses.
 
-Everything that touches the file system of the driver stands here; Spark itself gets paths only.
+Everything that touches the file system of the driver is in this module; Spark itself gets paths only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omniq.errors import LakeError
 from omniq.storage import locks
 
 
-class Folder:
+class LakeFolder:
     """Files below one root, by names with slashes."""
 
     def __init__(self, root: Path) -> None:
@@ -29,7 +29,7 @@ class Folder:
         return str(self.root / name)
 
     def address(self, name: str) -> str:
-        """The same for Spark, whose own file system may be another one."""
+        """The same for Spark, whose default file system may be another one."""
         return f"file://{self.root / name}"
 
     def exists(self, name: str) -> bool:
@@ -42,14 +42,16 @@ class Folder:
             return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file at once: who reads it sees the old or the new one, also after a crash."""
+        """Replace a file at once: a reader sees the old or the new one, also after a crash."""
         target = self.root / name
         target.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder, since a rename works within one file system.
         draft = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
         with draft.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        # The file is on the disk before its name, or a power cut could leave a name with nothing behind it.
         draft.replace(target)
         _sync_folder(target.parent)
 
@@ -64,7 +66,7 @@ class Folder:
         return sorted(str(path.relative_to(self.root)) for path in (self.root / name).rglob("*.parquet"))
 
     def age_s(self, name: str) -> float:
-        """How long ago a file was written; a file that is gone is as old as can be."""
+        """Seconds since a file was written; infinite for a file that is gone."""
         try:
             return datetime.now(UTC).timestamp() - (self.root / name).stat().st_mtime
         except FileNotFoundError:
@@ -75,6 +77,7 @@ class Folder:
 
     def move(self, source: str, target: str) -> list[str]:
         """Move the Parquet files of one folder into another, replacing it, and wait until they are on the disk."""
+        # A batch that was killed and is repeated has the same folder, with files of other names in it.
         into = self.root / target
         if into.exists():
             shutil.rmtree(into)
@@ -106,6 +109,7 @@ class Folder:
         """Hold a lock; the kernel frees that of a dead process. Raises `LakeError` if it is held, unless told to wait."""
         file = self.root / "_locks" / name
         file.parent.mkdir(parents=True, exist_ok=True)
+        # Not emptied on opening: the text is that of the holder until this process holds the lock itself.
         with file.open("a+") as handle:
             try:
                 locks.flock(handle.fileno(), locks.EXCLUSIVE | (0 if wait else locks.AT_ONCE))

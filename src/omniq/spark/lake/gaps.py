@@ -1,4 +1,4 @@
-"""Gaps: events that a store purged before they came in. Once somebody accepts one, the lake says where it lacks something."""
+"""Gaps: events that a store purged before they came in. When a gap is accepted, the lake notes what it lacks and when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ADVICE = "to go on without them, ingest with accept_gap=True (omniq lake ingest --accept-gap)"
-# The column in which each table of gold has the beginning of what a row tells of, and how many seconds that lasts.
+# The column with the beginning of a row's time in each table of gold, and how many seconds that time lasts.
 _BUCKETS = {
     "queue_minute": ("minute", 60),
     "func_hour": ("hour", 3600),
@@ -30,7 +30,7 @@ _BUCKETS = {
 
 
 def settled(seen: Mapping[str, Ranges], entry: StoreEntry | None) -> dict[str, Ranges]:
-    """The numbers of a store that came in, and those that somebody accepted not to have, by shard."""
+    """The numbers of a store that came in or lie in an accepted gap, by shard."""
     found = {shard: list(ranges) for shard, ranges in seen.items()}
     for gap in entry.gaps if entry else ():
         found.setdefault(gap.shard, []).append((gap.first, gap.last))
@@ -38,7 +38,8 @@ def settled(seen: Mapping[str, Ranges], entry: StoreEntry | None) -> dict[str, R
 
 
 def missing(seen: Mapping[str, Ranges], entry: StoreEntry | None) -> list[Lost]:
-    """What lies between events of a store that came in, never came in itself, and nobody accepted."""
+    """The numbers between those of a store that came in, which never came in themselves and which nobody accepted."""
+    # A store without `events_gapless` leaves numbers out by itself, so a hole in them tells nothing.
     if entry is not None and not entry.events_gapless:
         return []
     known = settled(seen, entry)
@@ -46,7 +47,7 @@ def missing(seen: Mapping[str, Ranges], entry: StoreEntry | None) -> list[Lost]:
 
 
 def purged(seen: Mapping[str, Ranges], entry: StoreEntry | None, shards: Iterable[Shard]) -> list[Lost]:
-    """What a store has no more behind all that came in of it; of a store of which nothing did, nothing is missed."""
+    """The numbers after the last that came in which the store has purged; none for a store from which nothing came in yet."""
     known = settled(seen, entry)
     afters = [(shard, reached(known, shard.name)) for shard in shards] if seen else []
     return [Lost(shard=shard.name, first=after + 1, last=shard.first - 1) for shard, after in afters if after < shard.first - 1]
@@ -63,7 +64,7 @@ def told(store: str, lost: Lost) -> str:
 
 
 def must_not_be_set_back(lake: Lake, store: str, shards: Iterable[Shard]) -> None:
-    """Raise `EventsLost` for a store that gives numbers again which the lake has: its new events would pass for old ones."""
+    """Raise `EventsLost` for a store that was set back: it gives numbers again, and its new events would pass for old ones."""
     known = settled(lake.manifest("events").seen.get(store, {}), lake.about().stores.get(store))
     for shard in shards:
         after = reached(known, shard.name)
@@ -71,7 +72,7 @@ def must_not_be_set_back(lake: Lake, store: str, shards: Iterable[Shard]) -> Non
             where = f"store {store}" + (f", shard {shard.name}" if shard.name else "")
             raise EventsLost(
                 f"the lake {lake.path} has the events up to {after} of {where}, but there are only {shard.last}: it was set "
-                "back, and its new events cannot be told from the old ones; begin a new lake and keep this one for looking"
+                "back, and its new events cannot be told from the old ones; begin a new lake and keep this one to read from"
             )
 
 
@@ -82,9 +83,9 @@ def accept(
     shards: Iterable[Shard] = (),
     next_at: Callable[[Lost], datetime | None] = lambda _: None,
 ) -> list[Gap]:
-    """Write into the lake what it lacks of a store, from now on with everybody's consent; what was new in that.
+    """Write into the lake the gaps of a store that it has now, and return those that are new.
 
-    `next_at` tells when the event after some lost ones happened, where the lake has not taken that in yet.
+    `next_at` returns the time of the event after some lost ones, where the lake has not taken that event in yet.
     """
     seen, entry = lake.manifest("events").seen.get(store, {}), lake.about().stores[store]
     lost = [*missing(seen, entry), *purged(seen, entry, shards)]
@@ -94,6 +95,7 @@ def accept(
     befores, afters, latest = _moments(spark, lake, store, lost)
     gaps: list[Gap] = []
     for one in lost:
+        # The best that is known: the event before, else the newest of all, else when the lake began with this store.
         since = befores.get(one) or latest or entry.since
         until = afters.get(one) or next_at(one) or now
         gaps.append(
@@ -114,9 +116,9 @@ def accept(
 def _moments(
     spark: SparkSession, lake: Lake, store: str, lost: list[Lost]
 ) -> tuple[dict[Lost, datetime], dict[Lost, datetime], datetime | None]:
-    """When the events before and after each of these happened, as far as the lake has any; and the latest of all events.
+    """The times of the events before and after each of these, as far as the lake has any, and the time of the latest event.
 
-    The direct neighbours may be in quarantine, or erased: then the nearest ones are looked for, which takes a look at all.
+    The direct neighbours may be in quarantine, or erased: then the nearest events are found, by a scan of all.
     """
     from pyspark.sql import functions as F
 
@@ -151,11 +153,11 @@ def _moments(
     return befores, afters, None if newest is None else from_us(newest)
 
 
-# -- what the tables of gold say of it -------------------------------------------------------------
+# -- marks in the tables of gold -------------------------------------------------------------------
 
 
 def spans(about: About) -> list[Span]:
-    """From when to when, in microseconds, events of each store are missing with consent: as few spans as possible."""
+    """The spans of time, in microseconds, in which events of each store are missing and accepted; as few as possible."""
     return [
         (store, since, until)
         for store, entry in sorted(about.stores.items())
@@ -171,11 +173,13 @@ def marked(rows: DataFrame, name: str, spans: Sequence[Span]) -> DataFrame:
     """The rows of a table of gold, with `incomplete`: whether some of the events of their time never came in."""
     from pyspark.sql import functions as F
 
+    # Nearly every lake has no gap, and its rows need no comparison.
     if not spans:
         return rows.select("*", F.lit(False).alias("incomplete"))
     column, length_s = _BUCKETS[name]
     day = column == "day"
     start = F.unix_date(column).cast("bigint") * 86_400_000_000 if day else F.unix_micros(column)
+    # One text, whatever the number of gaps: a condition for each would make a plan as deep as there are gaps.
     known = json.dumps([{"store": store, "since": since, "until": until} for store, since, until in spans])
     each = F.from_json(F.lit(known), "array<struct<store: string, since: bigint, until: bigint>>")
     touched = F.exists(

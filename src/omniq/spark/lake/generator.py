@@ -18,8 +18,8 @@ from omniq.spark.lake.report.facts import MADE_UP
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EVENTS_PER_TASK = 3.27  # about
-ATTEMPTS = 4
+EVENTS_PER_TASK = 3.27  # about, with the shares and failure rates below
+ATTEMPTS = 4  # with the last one a task fails for good
 STORM_WEEKDAY, STORM_HOUR = 3, 14  # days count from the first one
 _CHARGE = 2  # the kind that fails then
 _FEW = 100_000  # tasks, which one process sorts faster than many
@@ -78,7 +78,7 @@ def history(
     by_queue: bool = False,
     first: int = 0,
 ) -> DataFrame:
-    """About so many events of tasks stored on so many days, as the columns of the table `events`.
+    """About `events` events of tasks that were stored on `days` days, with the columns of the table `events`.
 
     `by_queue` numbers the events per queue, as Redis does; else the store has one shard. `first` is the number of the first
     task: two histories with other numbers have no task in common. Sequence numbers begin at 1 in each. A report shows a store
@@ -95,6 +95,7 @@ def _tasks(rows: DataFrame, n: int, first: int, days: int, start: date, seed: in
 
     def u(salt: str) -> Column:
         """A number from 0 to 1 that depends on the seed, the task and the salt."""
+        # 40 bits, which a double holds exactly: the same number on every machine.
         return F.pmod(F.xxhash64(F.lit(seed), F.col("id"), F.lit(salt)), F.lit(1 << 40)) / float(1 << 40)
 
     base = int(datetime(start.year, start.month, start.day, tzinfo=UTC).timestamp()) * _US
@@ -243,7 +244,7 @@ def _told(tasks: DataFrame) -> DataFrame:
 
 
 def _numbered(told: DataFrame, store: str, by_queue: bool, at_once: bool) -> DataFrame:
-    """With a number per shard, in the order of time, without a gap; hour by hour, so that no one process sorts it all."""
+    """The rows numbered per shard in the order of time, without a gap; hour by hour, so that no process sorts them all."""
     from pyspark.sql import Window
 
     rows = told.select("*", (F.col("queue") if by_queue else F.lit("")).alias("shard"))

@@ -13,6 +13,7 @@ from omniq.spark.lake.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US, beginn
 SLO_MS = 60_000
 SKETCH_K = 200  # rank error about 1.3 %
 SAMPLES = 5
+# Both must hold: few retries can be many times the usual, and a busy function always has some.
 STORM_RETRIES = 10
 STORM_RATIO = 2.0
 _SLOT_S = 300
@@ -21,10 +22,11 @@ _OPEN = ("PENDING", "RETRYING")
 
 
 def queue_minute(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
-    """What came into each queue and went out of it, minute by minute."""
+    """Arrivals and ends of each queue, minute by minute."""
     zero, one = F.lit(0).cast("bigint"), F.lit(1).cast("bigint")
     names = ("enqueued", "rearmed", "started", *_COUNTED, "in_time")
 
+    # A row of silver becomes several moments, in one pass over it: silver is many times as large as the minutes.
     def happened(at: str, what: str | None, queue: str = "queue", when: Column | None = None) -> Column:
         wait = F.col("wait_ms") if what == "started" else F.lit(None).cast("double")
         counts = [(one if name == what else zero).alias(name) for name in names[:-1]]
@@ -101,7 +103,7 @@ def queue_minute(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
 
 
 def func_hour(attempts: DataFrame) -> DataFrame:
-    """How the runs of each function went that ended in each hour; sketches merge into any longer time."""
+    """Counts and times of each function's runs, by the hour in which they ended; sketches merge into any longer time."""
     ended = attempts.where(F.col("finished_at").isNotNull())
     hour = beginning("finished_at", HOUR_US)
     sums = ended.groupBy("store", "queue", "name", hour.alias("hour")).agg(
@@ -130,7 +132,8 @@ def func_hour(attempts: DataFrame) -> DataFrame:
 
 
 def percentiles(what: str) -> list[Column]:
-    """`wait_p50_ms`, `wait_p95_ms`, `wait_p99_ms` from a column `wait_sketch`; null of a sketch without values."""
+    """`wait_p50_ms`, `wait_p95_ms`, `wait_p99_ms` from a column `wait_sketch`; null for a sketch without values."""
+    # Asked first, because Spark raises for a quantile of nothing.
     sketch = F.col(f"{what}_sketch")
     some = F.kll_sketch_get_n_double(sketch) > 0
     return [
@@ -139,16 +142,16 @@ def percentiles(what: str) -> list[Column]:
 
 
 def group_hour(attempts: DataFrame, tasks: DataFrame, until: datetime | None = None) -> DataFrame:
-    """How the groups of each queue fared in each hour, and how long they stood behind their own limit.
+    """Counts and times of each queue's groups by the hour, and how long their tasks waited at the limit of their group.
 
-    What still waits or runs is followed to the end of the hour of `until`, else of the last moment in the rows.
+    Tasks that still wait or run are followed to the end of the hour of `until`, else of the last moment in the rows.
     """
     key = ["store", "queue", "group_id", "hour"]
     sums = ("enqueued", "started", "finished", "failed", "total_wait_ms", "busy_ms", "waiting_ms", "blocked_ms")
     peaks = ("peak_running", "max_wait_ms", "waiting_end")
 
     def part(rows: DataFrame, at: Column, **values: Column) -> DataFrame:
-        """Some of the columns, the others empty; what several parts know is added up below."""
+        """Rows with some of the columns, the others empty; they are added up below."""
         empty = F.lit(None).cast("double")
         columns = [values.get(name, empty).cast("double").alias(name) for name in (*sums, *peaks)]
         return rows.select("store", values.get("queue", F.col("queue")).alias("queue"), "group_id", at.alias("hour"), *columns)
@@ -199,7 +202,7 @@ def group_hour(attempts: DataFrame, tasks: DataFrame, until: datetime | None = N
 
 
 def _occupancy(attempts: DataFrame, tasks: DataFrame, until: datetime | None) -> DataFrame:
-    """Per group and hour: how many ran and waited, from a walk along the moments at which that changed."""
+    """Per group and hour the tasks that ran and waited, from a walk along the moments at which their number changed."""
     nothing, more, fewer = F.lit(0), F.lit(1), F.lit(-1)
 
     def moment(at: Column, waiting: Column, running: Column) -> Column:
@@ -272,7 +275,7 @@ def failure_day(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
     """Failures of a day that are alike, with a few ids to look at."""
     same = ("store", "fingerprint", "name", "error_type", "error", "finished_at")
     of_runs = attempts.where(F.col("error_type").isNotNull() & F.col("outcome").isin("retried", "failed", "expired"))
-    # What failed without having run: its blocker had.
+    # Tasks that failed without having run, because a task that they waited for had failed.
     of_tasks = tasks.where((F.col("status") == "FAILED") & (F.col("runs") == 0) & F.col("error_type").isNotNull())
     failures = (
         of_runs.select(*same, "task_id", (F.col("outcome") == "failed").alias("final"))
@@ -283,12 +286,14 @@ def failure_day(attempts: DataFrame, tasks: DataFrame) -> DataFrame:
     key = ["store", "fingerprint", "name", "error_type", "day"]
     newest = Window.partitionBy(*key).orderBy(F.desc("finished_at"), "task_id")
     ranked = failures.select("*", F.row_number().over(newest).alias("rank"))
+    # More than are shown, because the last failures may all be of one task; a fixed number, because a day can have millions.
     ids = F.sort_array(F.collect_list(F.when(F.col("rank") <= 4 * SAMPLES, F.struct("rank", "task_id"))))
     return (
         ranked.groupBy(*key)
         .agg(
             F.count(F.lit(1)).alias("failures"),
             F.count(F.when(F.col("final"), 1)).alias("final"),
+            # An exact count would keep every id of a group in memory.
             F.approx_count_distinct("task_id", 0.02).alias("tasks"),
             F.min("finished_at").alias("first_seen"),
             F.max("finished_at").alias("last_seen"),
@@ -353,7 +358,7 @@ def _busy(attempts: DataFrame, bucket_us: int) -> DataFrame:
     """The time of runs, split over the buckets in which it was spent."""
     start, end = F.unix_micros("started_at"), F.unix_micros("finished_at")
     runs = attempts.where(F.col("started_at").isNotNull() & (F.col("finished_at") >= F.col("started_at")))
-    # A worker may keep a task a moment before it runs: what counts is the time at the end, as long as the run took.
+    # A worker may hold a task for a moment before it runs it: only the time at the end, as long as the run took, is busy.
     ran = F.least(F.col("run_ms") * 1000, (end - start).cast("double")).cast("bigint")
     spread = runs.select("store", "queue", (end - ran).alias("s"), end.alias("e")).select(
         "*", F.explode(F.sequence(floored(F.col("s"), bucket_us), floored(F.col("e"), bucket_us))).alias("bucket")

@@ -1,8 +1,8 @@
 """Ingest: the event log of a store becomes bronze, as a stream that may be killed at any moment.
 
-The checkpoint of the stream says where to go on; the manifest says what is there. A batch that was published before its
-checkpoint was written is recognised by its number and left alone. A checkpoint that was lost is replaced by a new one that
-begins after the last event that the manifest knows.
+The checkpoint of the stream has the position to go on from; the manifest has the events that are in the lake. A batch that was
+published before its checkpoint was written is recognised by its number and left alone. A checkpoint that was lost is replaced
+by a new one that begins after the last event in the manifest.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
     from omniq.storage.bulk import Bulk
 
+# A batch is published whole: larger ones make fewer and larger files, smaller ones lose less work to a kill.
 MAX_ROWS = 100_000
 AVAILABLE_NOW = "available_now"
 
 
 class IngestReport(msgspec.Struct, kw_only=True):
-    """What came in. `known` events were there already; `erased` ones must not come back; `gaps` were accepted this time."""
+    """The counts of an ingest. `known` events were there already; `erased` ones must not come back; `gaps` are new."""
 
     store: str
     batches: int = 0
@@ -60,14 +61,14 @@ def ingest(
     stop: threading.Event | None = None,
     on_batch: Callable[[Taken], None] | None = None,
 ) -> IngestReport:
-    """Take the events of a store into the lake, each once, up to the last one there is.
+    """Take the events of a store into the lake, each once, up to the last event of the log.
 
-    `trigger` may also be a time such as `"30 seconds"`: then it goes on with a batch that often, until `stop` is set. A batch
+    `trigger` may also be a time such as `"30 seconds"`: then it takes in a batch that often, until `stop` is set. A batch
     has at most `max_rows` events. With `payloads` the encoded arguments of the tasks come in too.
 
-    Raises `EventsLost` when the store purged events that were not taken in. With `accept_gap` it goes on with what is there,
-    and writes into the lake which events it lacks, those of earlier gaps too. Raises `EventsLost` in any case for a store that
-    was set back, and `LakeError` while another process ingests the same store.
+    Raises `EventsLost` when the store purged events that were not taken in. With `accept_gap` it goes on with the rest, and
+    writes into the lake which events it lacks, those of earlier gaps too. Raises `EventsLost` in any case for a store that was
+    set back, and `LakeError` while another process ingests the same store.
     """
     from omniq.spark.address import existing
     from omniq.spark.reading.reading import read_stream
@@ -81,6 +82,7 @@ def ingest(
             return _settle(spark, bulk, lake, store, accept_gap)
 
     def tell(taken: Taken) -> None:
+        # After each batch, so that a process that is killed later leaves no gap that nobody has accepted.
         if accept_gap:
             gaps.extend(accept(spark, lake, store))
         if on_batch is not None:
@@ -89,12 +91,14 @@ def ingest(
     with lake.folder.lock(f"ingest-{info.store_id}", f"ingest of {info.store_id}"):
         checkpoint, fresh = _register(lake, info.store_id, info.url, info.capabilities.events_gapless)
         gaps = settle()
+        # Spark looks at the start of a new stream only; the other one is in its checkpoint.
         start = _resume_at(lake, store) if fresh else "earliest"
         events = read_stream(spark, url, start=start, max_rows=max_rows, fail_on_data_loss=not accept_gap)
         try:
             report = follow(events, lake, checkpoint, trigger=trigger, stop=stop, on_batch=tell)
         except EventsLost as exc:
             raise EventsLost(f"{str(exc).removesuffix(LENIENT)}; {ADVICE}") from exc
+        # Once more: events may have been purged while the stream was reading.
         report.store, report.gaps = store, [*gaps, *(settle() if accept_gap else ())]
         if payloads:
             from omniq.spark.lake.payloads import take_payloads
@@ -112,7 +116,7 @@ def follow(
     stop: threading.Event | None = None,
     on_batch: Callable[[Taken], None] | None = None,
 ) -> IngestReport:
-    """Take in any stream with the columns of the table `events`; its place is kept under the name of the checkpoint."""
+    """Take in any stream with the columns of the table `events`; its position is kept under the name of the checkpoint."""
     report = IngestReport(store="")
     begun = time.monotonic()
 
@@ -133,6 +137,7 @@ def follow(
     with unwrapped():
         query = _triggered(writer, trigger).start()
         try:
+            # By the second: a wait without an end could not be ended by `stop`.
             while not query.awaitTermination(1):
                 if stop is not None and stop.is_set():
                     break
@@ -162,14 +167,16 @@ def _register(lake: Lake, store: str, url: str, gapless: bool) -> tuple[str, boo
         if entry is None:
             entry = draft.about.stores[store] = StoreEntry(url=url, since=datetime.now(UTC))
         entry.url, entry.events_gapless = url, gapless
+        # Spark writes this file when a query starts: without it the checkpoint was lost, or never used.
         fresh = not entry.checkpoint or not lake.folder.exists(f"_checkpoints/{entry.checkpoint}/metadata")
+        # A name of its own, since batches are recognised by it and the numbers of a new stream begin at 0 again.
         if fresh:
             entry.checkpoint = f"{store[:8]}-{uuid.uuid4().hex[:8]}"
         return entry.checkpoint, fresh
 
 
 def _resume_at(lake: Lake, store: str) -> dict[str, Any] | str:
-    """Where a stream without a checkpoint begins: after what the lake has."""
+    """The start of a stream without a checkpoint: after the last event that the lake has of each shard."""
     seen = lake.manifest("events").seen.get(store)
     if not seen:
         return "earliest"
@@ -178,7 +185,7 @@ def _resume_at(lake: Lake, store: str) -> dict[str, Any] | str:
 
 
 def _settle(spark: SparkSession, bulk: Bulk, lake: Lake, store: str, accept_gap: bool) -> list[Gap]:
-    """See that the store has all that is to come in; what it purged is accepted, or raises `EventsLost`."""
+    """Check that the store still has all events that are to come in. Purged ones are accepted, or raise `EventsLost`."""
     shards = bulk.event_shards()
     must_not_be_set_back(lake, store, shards)
     if accept_gap:
@@ -193,7 +200,7 @@ def _settle(spark: SparkSession, bulk: Bulk, lake: Lake, store: str, accept_gap:
 
 
 def _next_at(bulk: Bulk, lost: Lost) -> datetime | None:
-    """When the event after some lost ones happened; None if there is none yet."""
+    """The time of the event after some lost ones; None if there is no such event yet."""
     with suppress(EventsLost):  # it went meanwhile
         for row in bulk.call(bulk.storage.events(lost.shard, lost.last, 1)):
             return from_us(row.ts_us)

@@ -1,4 +1,4 @@
-"""How far a lake is behind a store, and how long it may stay so before the store purges what it has not taken in. No Spark."""
+"""The lag of a lake behind a store, and what is left before the store purges events that have not come in. No Spark."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from omniq.spark.lake.layout import Lake
     from omniq.storage.base import BaseStorage
 
+# With the default of a week: more than two days to mend an ingest that has stopped.
 LITTLE_LEFT = 1 / 3
 
 
 class Lag(msgspec.Struct, kw_only=True):
-    """How a lake stands to a store; not `known` if it never took anything in of it.
+    """The lag of a lake behind a store; `known` is False if nothing ever came in from that store.
 
-    `left` is the part that is left of what the store keeps, by age or by count, until it purges the oldest event that is not in
-    the lake: 1 if all are. `lost` is what never came in and never can, and that nobody accepted.
+    `left` is the part that is left of the store's retention, by age or by count, until it purges the oldest event that is not
+    in the lake: 1 if all events are. `lost` are events that never came in and never can, and that nobody accepted.
     """
 
     store: str

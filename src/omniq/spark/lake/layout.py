@@ -1,4 +1,4 @@
-"""Where a lake keeps things, and which version of each table counts. No Spark is started here.
+"""The layout of a lake's folder, and the version of each table that counts. No Spark is started here.
 
     lake.json                                  format, id, the stores that were ingested, what was erased, expired or lost
     _manifest/CURRENT                          number of the manifest of each table; replaced at once
@@ -10,7 +10,7 @@
     quarantine/events/task_date=<day>/_batch=…/*.parquet    rows that are no proper events, with the reason
     _staging/, _locks/                         work in progress
 
-What no manifest names does not exist for a reader: leftovers of a killed process do no harm, and go after a day.
+A file that no manifest names does not exist for a reader: leftovers of a killed process do no harm, and are deleted later.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omniq.errors import Invalid, LakeError
-from omniq.spark.lake.folder import Folder
-from omniq.spark.lake.manifest import Current, File, Manifest, Part
+from omniq.spark.lake.folder import LakeFolder
+from omniq.spark.lake.manifest import Current, File, Manifest, TableDay
 from omniq.spark.lake.tables import TABLES, LakeTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT = 1
+# No job writes for a day, so an older folder of work in progress belongs to a process that is dead.
 LEFTOVER_S = 86_400
 
 
@@ -45,7 +46,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gap(Lost, frozen=True, kw_only=True):
-    """Lost events that somebody accepted not to have; they happened between two moments, by the clocks that wrote the log."""
+    """Lost events that somebody has accepted; they happened between two moments, by the clocks that wrote the log."""
 
     since: datetime
     until: datetime
@@ -63,7 +64,7 @@ class StoreEntry(msgspec.Struct, kw_only=True):
 
 
 class Erasure(msgspec.Struct, kw_only=True):
-    """What must never come back: SHA-256 of a task's id, or of a group's, up to a moment."""
+    """A task or group that must never come back, as the SHA-256 of its id; of a group the tasks up to a moment."""
 
     kind: str  # task or group
     digest: str
@@ -71,7 +72,7 @@ class Erasure(msgspec.Struct, kw_only=True):
 
 
 class About(msgspec.Struct, kw_only=True):
-    """lake.json"""
+    """The content of lake.json."""
 
     format: int = FORMAT
     id: str
@@ -91,7 +92,7 @@ class Lake:
         if "://" in str(path) and not str(path).startswith("file://"):
             raise Invalid(f"a lake lives in a folder of this machine or a mounted one, not at {path}")
         self.path = Path(str(path).removeprefix("file://")).absolute()
-        self.folder = Folder(self.path)
+        self.folder = LakeFolder(self.path)
         self.about()
 
     @classmethod
@@ -100,16 +101,17 @@ class Lake:
         folder = Path(str(path).removeprefix("file://")).absolute()
         if not (folder / "lake.json").exists():
             if folder.exists() and any(folder.iterdir()):
-                raise LakeError(f"{folder} is not empty and no lake: name an empty folder or a new one")
+                raise LakeError(f"{folder} is neither empty nor a lake: name an empty folder or a new one")
             folder.mkdir(parents=True, exist_ok=True)
             about = About(id=uuid.uuid4().hex, created_at=datetime.now(UTC))
-            Folder(folder).write("lake.json", msgspec.json.format(msgspec.json.encode(about)))
+            LakeFolder(folder).write("lake.json", msgspec.json.format(msgspec.json.encode(about)))
         return cls(folder)
 
     def about(self) -> About:
         data = self.folder.read("lake.json")
         if data is None:
             raise LakeError(f"no lake at {self.path}: make one with omniq lake init --lake {self.path}")
+        # The number first: a later format may not even decode as this class.
         try:
             known = msgspec.json.decode(data)["format"]
             if known > FORMAT:
@@ -125,7 +127,7 @@ class Lake:
         return Current() if data is None else self._decode("_manifest/CURRENT", data, Current)
 
     def manifest(self, name: str, current: Current | None = None) -> Manifest:
-        """The version of a table that counts, or the one of a `current` that was read before; empty before the first."""
+        """The version of a table that counts, now or by a `current` that was read before; empty before the first."""
         _known(name)
         number = (current or self.current()).tables.get(name)
         if number is None:
@@ -145,11 +147,11 @@ class Lake:
     # -- reading -----------------------------------------------------------------------------------
 
     def files(self, name: str, days: Iterable[date] | None = None) -> list[str]:
-        """Absolute paths of a table's Parquet files, for DuckDB, Polars and pandas; the day is in the path, as Hive has it."""
+        """Absolute paths of a table's Parquet files, for DuckDB, Polars and pandas; the day is in the path, as in Hive."""
         return [self.folder.path(file.path) for file in _chosen(self.manifest(name), days)]
 
     def table(self, spark: SparkSession, name: str, days: Iterable[date] | None = None) -> DataFrame:
-        """A table as a DataFrame; `days` are those of its folders: task_date of events and silver, day of gold."""
+        """A table as a DataFrame; `days` are days of its folders: `task_date` for events and silver, `day` for gold."""
         return self.frame(spark, self.manifest(name), days)
 
     def frame(self, spark: SparkSession, manifest: Manifest, days: Iterable[date] | None = None) -> DataFrame:
@@ -163,12 +165,14 @@ class Lake:
             return spark.createDataFrame([], table.ddl)
         root = self.folder.address(f"{table.layer}/{name}")
         rows = spark.read.schema(table.ddl).option("basePath", root).parquet(*paths)
-        if "incomplete" in table.names:  # older files do not have it, and those of days whose silver expired stay
+        # Files from before gaps could be accepted do not have it, and days whose silver has expired keep such files.
+        if "incomplete" in table.names:
             rows = rows.fillna(value=False, subset=["incomplete"])
         return rows.select(*table.names)
 
     def views(self, spark: SparkSession) -> None:
         """Every table as a temporary view of its plain name, all of one moment."""
+        # Read once: with a `CURRENT` for each table, a build in between would give views that do not fit together.
         current = self.current()
         for name in TABLES:
             self.frame(spark, self.manifest(name, current)).createOrReplaceTempView(name)
@@ -181,7 +185,7 @@ class Lake:
 
     @contextmanager
     def change(self) -> Generator[Draft]:
-        """A short change of what counts: everything that the draft was given is published at once, or nothing."""
+        """A short change of the versions that count: everything in the draft is published at once, or nothing."""
         with self.folder.lock("publish", "publishing", wait=True):
             draft = Draft(self)
             yield draft
@@ -194,6 +198,7 @@ class Draft:
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self.about = lake.about()
+        # As it was, so that lake.json is written only when somebody changed it.
         self._about = msgspec.json.encode(self.about)
         self.current = lake.current()
         self._changed: list[Manifest] = []
@@ -210,6 +215,8 @@ class Draft:
 
     def publish(self) -> None:
         folder = self.lake.folder
+        # Before the tables: after a kill in between, `expired_before` only keeps old gold as it is. The other way round a full
+        # build would make gold anew from silver that is gone.
         about = msgspec.json.encode(self.about)
         if about != self._about:
             folder.write("lake.json", msgspec.json.format(about))
@@ -221,14 +228,15 @@ class Draft:
             manifest.number = number
             folder.write(f"_manifest/{manifest.table}/{number}.json", msgspec.json.encode(manifest))
             tables[manifest.table] = number
+        # The one write that counts: until then no reader looks at the manifests above.
         folder.write("_manifest/CURRENT", msgspec.json.encode(Current(number=number, at=datetime.now(UTC), tables=tables)))
 
 
 def swap(lake: Lake, name: str, day: str, old: list[File], new: list[File], stamp: bool = False) -> None:
-    """Put files in the place of others, beside those that came meanwhile; a new `stamp` has the next build look at the day."""
+    """Replace some files of a day and keep those that came meanwhile; with `stamp` the next build makes the day anew."""
     with lake.change() as draft:
         manifest = draft.manifest(name)
-        part = manifest.parts.setdefault(day, Part())
+        part = manifest.parts.setdefault(day, TableDay())
         gone = {file.path for file in old}
         part.files = [*new, *(file for file in part.files if file.path not in gone)]
         if stamp:

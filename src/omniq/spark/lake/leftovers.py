@@ -1,4 +1,4 @@
-"""What no longer counts, and what killed processes left behind."""
+"""The files that no longer count, and those that killed processes left behind."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 
 def collect(lake: Lake, grace: timedelta, *, thorough: bool = False) -> int:
-    """Delete versions that were replaced longer than `grace` ago, and what a killed process left behind; the files deleted.
+    """Delete versions that were replaced longer than `grace` ago and leftovers of killed processes; returns their number.
 
-    A `thorough` one spares nothing that no manifest names, even if ingest has just written it: that notices and writes again.
+    With `thorough` it spares no file that no manifest names, even if ingest has just written it: ingest notices and writes
+    the batch again.
     """
+    # With the lock of publishing: a batch that is published meanwhile would be named by a manifest that was not read here.
     with lake.folder.lock("publish", "deleting", wait=True):
         return _collect(lake, grace.total_seconds(), thorough)
 
@@ -36,6 +38,7 @@ def _collect(lake: Lake, grace_s: float, thorough: bool) -> int:
         for number, following in zip_longest(numbers, numbers[1:]):
             name = f"_manifest/{table}/{number}.json"
             # A version counts until the next one is published.
+            # Its own age says nothing: a version may count for weeks, and readers may have opened it until it was replaced.
             replaced_s = 0.0 if following is None else folder.age_s(f"_manifest/{table}/{following}.json")
             if number != counts and (replaced_s > grace_s or number > current.number):
                 old_manifests.append(name)

@@ -1,4 +1,4 @@
-"""What a lake holds, as text: which files make up each day of each table, and which events were ever taken in."""
+"""The manifests of a lake: the files that make up each day of each table, and the events that were ever taken in."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class File(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Part(msgspec.Struct, kw_only=True):
+class TableDay(msgspec.Struct, kw_only=True):
     """One day of a table."""
 
+    # With moments and the stamp here, a build finds the days that it has to touch without opening a file.
     files: list[File] = msgspec.field(default_factory=list[File])
     stamp: str = ""  # changes with the content; of silver: what it was built from
     first: datetime | None = None  # the earliest and the latest moment that the rows tell of
@@ -45,7 +46,7 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     table: str
     number: int = 0
-    parts: dict[str, Part] = msgspec.field(default_factory=dict[str, Part])  # by day, YYYY-MM-DD
+    parts: dict[str, TableDay] = msgspec.field(default_factory=dict[str, TableDay])  # by day, YYYY-MM-DD
     model: int = 0  # version of the models that built it
     pending: list[str] = msgspec.field(default_factory=list[str])  # days of gold that silver left behind
     horizon: datetime | None = None  # the latest event that the last build knew of
@@ -70,7 +71,7 @@ class Manifest(msgspec.Struct, kw_only=True):
 
 
 class Current(msgspec.Struct, kw_only=True):
-    """Which version of each table counts. The one file that readers look at first."""
+    """The version of each table that counts. Readers look at this file first."""
 
     number: int = 0
     at: datetime | None = None

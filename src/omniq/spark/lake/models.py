@@ -1,8 +1,8 @@
 """The models of the lake: plain functions from DataFrame to DataFrame, called by `build`, by pipelines and by tests.
 
-They only describe: a declarative pipeline calls them before the tables that they read are there, and finds out from the plan
-which ones they are. `columns`, `drop`, `withColumn` and `withColumnRenamed` would have Spark Connect look at the tables at
-once, and are used in none of them.
+They only describe a query: a declarative pipeline calls them before the tables that they read exist, and finds those tables
+in the plan. `columns`, `drop`, `withColumn` and `withColumnRenamed` would have Spark Connect look at the tables at once, so no
+model uses them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Payloads: the encoded arguments of tasks, taken in only when asked for. They come from the tasks that the store still has."""
+"""Payloads: the encoded arguments of tasks, taken in only on demand, from the tasks that the store still has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from omniq.spark.causes import unwrapped
 from omniq.spark.lake.bronze import is_erased
-from omniq.spark.lake.manifest import Part
+from omniq.spark.lake.manifest import TableDay
 from omniq.spark.lake.tables import TABLES
 from omniq.spark.lake.writing import PARQUET, settings, write_days
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from omniq.spark.lake.layout import Lake
 
-# Tasks of a run that was staged for long are older than the moment at which they came to be seen.
+# Tasks of a run that was staged for long are older than the moment at which they became visible.
 LOOK_BACK = timedelta(days=1)
 
 
 def take_payloads(spark: SparkSession, url: str, lake: Lake, store: str) -> int:
-    """Add the payloads of tasks that the lake has none of; how many."""
+    """Add the payloads of tasks whose payload the lake does not have, and return their number."""
     from pyspark.sql import functions as F
 
     from omniq.spark.lake.clock import day
@@ -44,6 +44,7 @@ def take_payloads(spark: SparkSession, url: str, lake: Lake, store: str) -> int:
     there = lake.frame(spark, manifest).select("store", "id")
     version = f"_batch=payloads-{uuid.uuid4().hex[:12]}"
     with unwrapped(), settings(spark, PARQUET):
+        # The looks overlap by a day, and on Redis a task that moves while it is read may be read twice.
         new = rows.join(there, ["store", "id"], "left_anti").dropDuplicates(["id"]).select(*table.names)
         found = write_days(lake, new, "bronze/payloads", "task_date", version)
         written = [file for files in found.values() for file in files]
@@ -53,7 +54,7 @@ def take_payloads(spark: SparkSession, url: str, lake: Lake, store: str) -> int:
     with lake.change() as draft:
         manifest = draft.manifest("payloads")
         for date, files in found.items():
-            part = manifest.parts.setdefault(date, Part())
+            part = manifest.parts.setdefault(date, TableDay())
             part.files += files
             part.stamp = str(draft.next_number)
         manifest.batches[store] = max(latest, manifest.batches.get(store, 0))

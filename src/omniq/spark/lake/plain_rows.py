@@ -16,23 +16,23 @@ _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"
 
 
 def plain_rows(found: DataFrame) -> Iterator[dict[str, Any]]:
-    """Row by row, fetched part by part. Raises nothing for names that stand twice: the last one is kept."""
+    """The rows as dicts, fetched part by part. Of columns with the same name the last one is kept."""
     fields = found.schema.fields
     for row in found.toLocalIterator():
         yield {field.name: plain(value, field.dataType) for field, value in zip(fields, row, strict=True)}
 
 
 def numeric(found: DataFrame) -> list[bool]:
-    """Which of the columns are numbers."""
+    """For each column, whether it is a number."""
     return [kind.startswith(_NUMBERS) for _, kind in found.dtypes]
 
 
 def plain(value: Any, kind: Any = None) -> Any:
-    """A value of one of Spark's types as JSON has it: times in RFC 3339 UTC, bytes as base64, what is no number as null."""
+    """A value of one of Spark's types as JSON: times in RFC 3339 UTC, bytes as base64, NaN and infinities as null."""
     if isinstance(value, datetime):
         if getattr(kind, "typeName", str)() == "timestamp_ntz":
             return value.isoformat()
-        # Spark gives local time of this process, without saying so.
+        # Spark gives the local time of this process, without a zone.
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, date):
         return value.isoformat()

@@ -1,4 +1,4 @@
-"""Repair: a lake whose days and hours were made in other time zones than UTC is put right."""
+"""Repair of a lake whose days and hours were made in other time zones than UTC."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omniq.spark.causes import unwrapped
 from omniq.spark.lake.build import GRACE, BuildReport, Say, build_locked
 from omniq.spark.lake.days import is_frozen, misplaced, moments, span_us
 from omniq.spark.lake.layout import Lake
-from omniq.spark.lake.manifest import File, Manifest, Part
+from omniq.spark.lake.manifest import File, Manifest, TableDay
 from omniq.spark.lake.tables import GOLD, SILVER, TABLES
 from omniq.spark.lake.writing import PARQUET, settings, write_days
 
@@ -25,11 +25,11 @@ _BRONZE = ("events", "payloads")
 
 
 class RepairReport(msgspec.Struct, kw_only=True):
-    """What a repair found and did.
+    """The findings and effects of a repair.
 
-    `events` and `payloads` were moved to another day; `days` are those whose folders, of any table, held rows of other days.
-    Those in `frozen` stay wrong: gold of days whose events have expired, as far as moving its rows does not help. `built` is
-    None if there was nothing to repair.
+    `events` and `payloads` were moved to another day; `days` are the days whose folders, of any table, held rows of other days.
+    The days in `frozen` stay wrong: gold whose events have expired, as far as moving its rows does not help. `built` is None if
+    there was nothing to repair.
     """
 
     events: int = 0
@@ -41,12 +41,12 @@ class RepairReport(msgspec.Struct, kw_only=True):
 
 
 def repair(spark: SparkSession, lake: Lake, *, grace: timedelta = GRACE, say: Say | None = None) -> RepairReport:
-    """Put a lake right that was taken in or built in other time zones than UTC, as releases before this one did.
+    """Repair a lake that was taken in or built in other time zones than UTC, as releases before this one did.
 
     Events and payloads go to the folder of their day, all in one step, and with them gold if some of it cannot be built anew;
-    then silver and gold are built, whole. It may be killed at any moment and repeated; ingest may go on beside it. What it
-    replaced stays for `grace`. Raises `LakeError` while another process changes the lake, and `CheckFailed` if what was built
-    does not add up.
+    then silver and gold are built, whole. It may be killed at any moment and repeated; ingest may go on beside it. Replaced
+    files stay for `grace`. Raises `LakeError` while another process changes the lake, and `CheckFailed` if the new tables do
+    not add up.
     """
     begun = time.monotonic()
     tell = say or _silent
@@ -56,10 +56,10 @@ def repair(spark: SparkSession, lake: Lake, *, grace: timedelta = GRACE, say: Sa
         manifests = {name: lake.manifest(name, current) for name in TABLES}
         wrong = {name: misplaced(lake, manifest) for name, manifest in manifests.items()}
         report = _report(wrong, edge)
-        # A repair that was killed between its two steps has left no misplaced event, and silver of no version.
+        # A repair that was killed between its two steps has left no misplaced event, and manifests of silver without a model.
         begun_before = bool(manifests["tasks"].parts) and not manifests["tasks"].model
         if report.days or begun_before:
-            # Gold before the edge stays, and what is built anew begins there: no hour may be on both sides of it, or on none.
+            # Gold before the edge stays, and new gold begins there: no hour may be on both sides of the edge, or on neither.
             movable = _BRONZE if edge is None else (*_BRONZE, *GOLD)
             moves = {name: _Move(spark, lake, name, wrong[name], tell) for name in movable if wrong[name]}
             _publish(lake, moves)
@@ -82,7 +82,7 @@ def _silent(_: str) -> None:
 
 
 class _Move:
-    """Files of a table, written anew to where their rows belong; nothing counts yet."""
+    """Files of a table, written anew in the folders where their rows belong; they do not count yet."""
 
     def __init__(self, spark: SparkSession, lake: Lake, name: str, wrong: dict[str, list[File]], say: Say) -> None:
         from pyspark.sql import Observation
@@ -103,6 +103,7 @@ class _Move:
         self.rows = int(told.get["moved"] or 0)
         self.days = sorted({*wrong, *self.new})
         there, expected = (sum(f.rows for files in by.values() for f in files) for by in (self.new, wrong))
+        # The old files are about to be dropped, and nothing else has these rows.
         if there != expected:
             lake.folder.remove([file.path for files in self.new.values() for file in files])
             raise LakeError(
@@ -111,7 +112,7 @@ class _Move:
 
 
 def _publish(lake: Lake, moves: dict[str, _Move]) -> None:
-    """All moves at once; until it is built anew no version of silver and gold fits to what bronze now is."""
+    """Publish all moves at once. Silver and gold get model 0, since no version of them fits the moved events."""
     with lake.change() as draft:
         for name in dict.fromkeys((*moves, *SILVER, *GOLD)):
             manifest = draft.manifest(name)
@@ -126,7 +127,7 @@ def _publish(lake: Lake, moves: dict[str, _Move]) -> None:
 
 def _enter(lake: Lake, manifest: Manifest, move: _Move, stamp: str) -> None:
     for day in move.days:
-        part = manifest.parts.setdefault(day, Part())
+        part = manifest.parts.setdefault(day, TableDay())
         part.files = [*move.new.get(day, []), *(file for file in part.files if file.path not in move.old)]
         part.stamp = stamp
         if not part.files:

@@ -10,7 +10,8 @@ ENDS = ("succeeded", "retried", "failed", "expired", "released", "cancelled")
 WAITS_AFTER = ("enqueued", "retried", "expired", "requeued", "succeeded", "failed")
 _DATA = "ran_us bigint, result_bytes bigint, payload_bytes bigint, to_queue string, error struct<type:string,message:string>"
 
-# What differs between two errors of the same kind: quoted words, addresses, ids, numbers.
+# The parts that differ between two errors of the same kind: quoted words, addresses, ids, numbers. An id has a digit, so that
+# plain words of eight letters a to f stay; 26 characters are a ULID, as omniq's own ids.
 _QUOTED = r"""'[^']*'|"[^"]*"|`[^`]*`"""
 _VARIES = (
     r"(?i)\b0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
@@ -20,7 +21,7 @@ _RUNS_OF_MARKS = r"#(?:[-.,:/_ ]*#)+"
 
 
 def normalized(message: Column) -> Column:
-    """An error's message without what differs between two of a kind."""
+    """An error's message without the parts that differ between two errors of a kind."""
     text = F.regexp_replace(message, F.lit(_QUOTED), F.lit("'…'"))
     text = F.regexp_replace(text, F.lit(_VARIES), F.lit("#"))
     text = F.regexp_replace(text, F.lit(_RUNS_OF_MARKS), F.lit("#"))
@@ -34,7 +35,7 @@ def fingerprint(error_type: Column, message: Column) -> Column:
 
 
 def attempts(events: DataFrame) -> DataFrame:
-    """One row per run. A run that was handed back unused is none."""
+    """One row per run. A run that was handed back unused does not count as one."""
     rows = lifecycle(events).where("is_run")
     error = F.col("end.d.error")
     return rows.select(
@@ -104,7 +105,7 @@ def tasks(events: DataFrame) -> DataFrame:
 
 
 def lifecycle(events: DataFrame) -> DataFrame:
-    """Events with what went before and what follows in the life of their task; all windows share one sort.
+    """Events with the earlier and later events in the life of their task; all windows share one sort.
 
     Within a store's only shard the sequence number is the order. A task that moved to a dead queue may have events in two
     shards of Redis, whose numbers do not compare; there the server's clock orders them.
@@ -119,14 +120,18 @@ def lifecycle(events: DataFrame) -> DataFrame:
         return F.last(value, ignorenulls=True).over(over)  # type: ignore[arg-type]
 
     event = F.col("event")
+    # An event that is there twice is dropped, or it would be a run of its own; the check of totals still tells of it.
     is_new = F.coalesce((F.lag("seq").over(life) != F.col("seq")) | (F.lag("shard").over(life) != F.col("shard")), F.lit(True))
     rows = events.select("*", is_new.alias("is_new")).where("is_new")
+    # Progress tells nothing of a run's course and would stand between its start and its end; of a task that has nothing else it
+    # stays, so that no task is without a row.
     rows = rows.select(
         "*",
         F.count(F.lit(1)).over(whole).alias("events"),
         F.count(F.when(event != "progress", 1)).over(whole).alias("telling"),
         F.max("ts").over(whole).alias("last_event_at"),
     ).where((event != "progress") | (F.col("telling") == 0))
+    # Only these have data that silver uses.
     parsed = F.when(event.isin(*ENDS, "enqueued"), F.from_json("data", _DATA))
     rows = rows.select("*", parsed.alias("d"))
     rows = rows.select(
@@ -143,7 +148,7 @@ def lifecycle(events: DataFrame) -> DataFrame:
     )
     next_event = F.col("next.event")
     starts = (event == "started") & (next_event.isNull() | (next_event != "released"))
-    # An end whose beginning was purged before it was ingested.
+    # A torso is an end whose beginning was purged before it was ingested.
     torso = (
         event.isin("succeeded", "retried", "failed", "expired")
         & (F.col("attempt") >= 1)

@@ -8,24 +8,24 @@ import msgspec
 
 Layer = Literal["bronze", "silver", "gold"]
 
-# The word for what a run came to; `running` and `lost` have no end in the log.
+# The outcomes of a run; `running` and `lost` have no end in the log.
 OUTCOMES = ("succeeded", "retried", "failed", "expired", "cancelled", "lost", "running")
 
 
-class Column(msgspec.Struct, frozen=True):
+class LakeColumn(msgspec.Struct, frozen=True):
     name: str
     type: str  # a type of Spark SQL
     doc: str
 
 
 class LakeTable(msgspec.Struct, frozen=True, kw_only=True):
-    """One table: which columns, by which of them its folders are split, and what one row stands for."""
+    """One table: its columns, the column by which its folders are split, and the meaning of one row (`grain`)."""
 
     name: str
     layer: Layer
     partition: str  # a column of type date
     grain: str
-    columns: tuple[Column, ...]
+    columns: tuple[LakeColumn, ...]
 
     @property
     def names(self) -> list[str]:
@@ -38,12 +38,12 @@ class LakeTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _table(name: str, layer: Layer, grain: str, columns: str) -> LakeTable:
-    """From lines `name type – doc`."""
-    rows: list[Column] = []
+    """A table from lines `name type – doc`."""
+    rows: list[LakeColumn] = []
     for line in columns.strip().splitlines():
         head, _, doc = line.strip().partition(" – ")
         column, _, kind = head.partition(" ")
-        rows.append(Column(column, kind, doc))
+        rows.append(LakeColumn(column, kind, doc))
     return LakeTable(
         name=name, layer=layer, partition="day" if layer == "gold" else "task_date", grain=grain, columns=tuple(rows)
     )
@@ -60,7 +60,7 @@ _EVENTS = """
     name string – the task's function
     group_id string – the task's group; null without one
     attempt int – count of attempts after the event
-    worker string – who holds or last held the task
+    worker string – worker that holds or last held the task
     enqueued_at timestamp – when the task was stored
     due_at timestamp – when the task may run, as of the event
     status string – the task's status after the event: PENDING, RUNNING, SUCCESS, FAILED, RETRYING, CANCELLED
@@ -88,14 +88,14 @@ _ATTEMPTS = """
     group_id string – the task's group; null without one
     run int – 1 for the task's first run, and so on; never starts anew
     attempt int – the store's count of attempts; starts anew for an interval task, in a dead queue and after a requeue
-    worker string – who ran it
-    ready_at timestamp – from when on it could have started: due, and not behind an earlier run
+    worker string – worker that ran it
+    ready_at timestamp – earliest moment at which it could have started: due, and not behind an earlier run
     started_at timestamp – when a worker took it; null if that event was purged before it was ingested
     finished_at timestamp – when the run ended; null while it runs, and if no end is in the log
     outcome string – succeeded, retried, failed, expired, cancelled, running, or lost (no end in the log)
     wait_ms double – from ready_at to started_at
     run_ms double – time of the run as the worker measured it, else from started_at to finished_at
-    result_bytes bigint – size of the result, of a run that succeeded
+    result_bytes bigint – size of the result, if the run succeeded
     error_type string – class of the error
     error string – the first 500 characters of the error's message
     fingerprint string – one value for errors that differ in numbers, ids and quoted words only
@@ -113,10 +113,10 @@ _TASKS = """
     group_id string – its group; null without one
     status string – PENDING, RUNNING, SUCCESS, FAILED, RETRYING or CANCELLED, after its last event
     attempts int – the store's count of attempts
-    runs int – how often it ran, in all
-    releases int – how often a worker handed it back unused
+    runs int – number of its runs in all
+    releases int – number of times that a worker handed it back unused
     created_at timestamp – when it was stored
-    due_at timestamp – when it may run, or might have
+    due_at timestamp – when it may run, or could have run
     started_at timestamp – start of its last run
     finished_at timestamp – when it ended; null if it has not
     removed_at timestamp – when its record was deleted by a call
@@ -124,13 +124,13 @@ _TASKS = """
     run_ms double – time of its last run
     total_wait_ms double – waiting time of all its runs
     total_run_ms double – time of all its runs
-    worker string – who ran it last
+    worker string – worker that ran it last
     error_type string – class of its last error, even if a later run succeeded
     error string – message of that error
     fingerprint string – fingerprint of that error
     payload_bytes bigint – size of its arguments
     enqueued_queue string – queue that it was put into; differs from queue after a move to a dead queue
-    events bigint – how many events it has
+    events bigint – number of its events
     last_event_at timestamp – when the last of them happened
     task_date date – day (UTC) on which it was stored
 """
@@ -210,7 +210,7 @@ _FAILURE_DAY = """
     error_type string – class of the error
     failures bigint – runs that ended with it
     final bigint – of them, those after which the task failed for good
-    tasks bigint – tasks concerned, about
+    tasks bigint – number of tasks concerned, within about 2 %
     first_seen timestamp – first of the runs' ends
     last_seen timestamp – last of the runs' ends
     sample_error string – message of the last one
@@ -226,9 +226,9 @@ _RETRY_STORM = """
     attempts bigint – runs started
     tasks bigint – tasks that they belong to
     retries bigint – runs started of a task's second or later attempt, whenever the first was
-    attempts_per_task double – attempts by tasks
+    attempts_per_task double – attempts divided by tasks
     baseline double – the same over the 24 hours before; null without any
-    ratio double – (retries per task) against that of the baseline: 1 is as usual
+    ratio double – retries per task, divided by the retries per task of the 24 hours before: 1 is as usual
     storm boolean – whether there were at least 10 retries, and twice as many per task as usual
     incomplete boolean – whether events of that time were purged before they came in, so that counts may be too low
     day date – day of the window (UTC)
@@ -244,7 +244,7 @@ _CAPACITY_HOUR = """
     busy_s double – seconds that runs spent; null in a forecast
     peak_slots double – most runs at one time, as the mean of a minute; null in a forecast
     slots_seen bigint – most slots in use at a time, in the 7 days before and this hour; of a forecast, in the last 7 known
-    utilisation double – busy_s by what slots_seen could do in an hour
+    utilisation double – busy_s divided by the seconds that slots_seen have in an hour
     forecast_arrivals double – mean of the arrivals in this hour of the 4 weeks before, else of the 7 days before
     forecast_busy_s double – the same for busy_s
     slots_needed bigint – slots for the load (forecast, else measured) with room for its swings: load + 2 × √load, rounded up

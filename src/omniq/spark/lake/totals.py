@@ -1,4 +1,4 @@
-"""Whether silver counts every event of bronze, and gold every run and task of silver."""
+"""Checks that silver counts every event of bronze, and gold every run and task of silver."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SilverDay(msgspec.Struct, frozen=True, kw_only=True):
-    """What silver tells of the tasks that were stored on a day: counts, and from when to when."""
+    """The sums of silver over the tasks that were stored on a day, and the first and last moment that they tell of."""
 
     events: int = 0
     runs: int = 0
@@ -45,7 +45,7 @@ class SilverDay(msgspec.Struct, frozen=True, kw_only=True):
 def silver_days(
     spark: SparkSession, lake: Lake, manifests: Mapping[str, Manifest], days: Iterable[date]
 ) -> dict[str, SilverDay]:
-    """One pass over both tables of silver."""
+    """The sums of each day, in one pass over both tables of silver."""
     from pyspark.sql import functions as F
 
     wanted = list(days)
@@ -92,7 +92,7 @@ def silver_days(
 
 
 def check_silver(events: Manifest, days: Iterable[date], told: Mapping[str, SilverDay]) -> list[CheckResult]:
-    """Every event is counted in one task, and every run in its task."""
+    """Check that every event is counted in one task, and every run in its task."""
     wrong: list[str] = []
     runs: list[str] = []
     strange = 0
@@ -114,11 +114,11 @@ def check_silver(events: Manifest, days: Iterable[date], told: Mapping[str, Silv
 
 
 def _utc(us: int | None) -> datetime | None:
-    """A timestamp itself would come as local time of the driver, without saying so."""
+    """The moment of microseconds: a timestamp itself would arrive in the driver's local time, without a zone."""
     return None if us is None else from_us(us)
 
 
-# What each table of gold counts, by the names that the rows it is made of are counted under.
+# The columns of each table of gold whose sums are compared with counts of the rows that the table is made of.
 _GOLD_SUMS = {
     "queue_minute": ("enqueued", "started"),
     "func_hour": ("runs",),
@@ -132,7 +132,7 @@ _GOLD_SUMS = {
 def check_gold(
     spark: SparkSession, lake: Lake, manifests: Mapping[str, Manifest], built: Mapping[str, list[date] | None]
 ) -> list[CheckResult]:
-    """Counts of each table of gold against silver, on these days of each; None for all."""
+    """Compare the sums of each table of gold with silver, on these days of each table; None for all days."""
     if not built:
         return []
     wanted = None if any(days is None for days in built.values()) else {day for days in built.values() for day in days or ()}
@@ -149,6 +149,7 @@ def check_gold(
         wrong: list[str] = []
         for day in looked_at:
             there = _gold_sums(lake, manifests[name], day)
+            # It is made of the minutes, so it is compared with them.
             if name == "capacity_hour":
                 arrived = _gold_sums(lake, manifests["queue_minute"], day, ("enqueued", "rearmed"))
                 expected = {"arrivals": sum(arrived.values())}
@@ -166,7 +167,7 @@ def check_gold(
 def _silver_sums(
     spark: SparkSession, lake: Lake, manifests: Mapping[str, Manifest], wanted: set[date] | None
 ) -> dict[tuple[str, str, str], int]:
-    """What gold must count, by day, table and column."""
+    """The counts that gold must have, by day, table and column."""
     from pyspark.sql import functions as F
 
     from omniq.spark.lake.clock import day
@@ -177,7 +178,7 @@ def _silver_sums(
         return lake.frame(spark, manifests[name], days)
 
     def counted(rows: DataFrame, *kinds: tuple[str, dict[tuple[str, str], Column]]) -> DataFrame:
-        """Rows by day and kind of moment, with the conditions that hold."""
+        """The number of rows by day for which each condition holds, at the moment that belongs to the condition."""
         columns = [pair for _, conditions in kinds for pair in conditions]
         moments: list[Column] = []
         for at, conditions in kinds:
@@ -209,7 +210,7 @@ def _silver_sums(
 
 
 def _gold_sums(lake: Lake, manifest: Manifest, day: str, columns: tuple[str, ...] = ()) -> dict[str, int]:
-    """Sums of one day's files, which are few and small: the driver reads them itself."""
+    """The sums of one day's files, which are few and small: the driver reads them itself."""
     import pyarrow.compute as compute
     import pyarrow.parquet as parquet
 

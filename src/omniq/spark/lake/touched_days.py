@@ -1,8 +1,8 @@
-"""Of which days the rows of silver tell: each thing that gold takes from a row, as a hash, with the days that it changes.
+"""The days of gold that the rows of silver change: each fact that gold takes from a row, as a hash, with its days.
 
 When gold takes something new from silver it must be added here, else an incremental build would miss it; a test compares.
-What is `open`, a task that waits and a run that goes on, fills hours of groups up to the `horizon`: the newest event of all
-stores that this version of silver knows. Only those hours tell of it.
+A fact that is `open`, a task that waits or a run that goes on, fills hours of groups up to the `horizon`: the newest event of
+all stores that this version of silver knows. It changes nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from omniq.spark.lake.clock import days_spanned
 
 
 def told_by_attempts(attempts: DataFrame, horizon: datetime | None) -> DataFrame:
-    """`what`, `days`, `open`: that a run waited and began, that it went on and ended, and that it has not ended."""
+    """`what`, `days`, `open` of up to three facts: a run waited and began, it went on and ended, it has not ended."""
     run = ["store", "task_id", "queue", "name", "group_id", "attempt"]
     waited = _said(
         "waited", [*run, "ready_at", "started_at", "wait_ms", "again", "previous_started_at"], "ready_at", "started_at"
@@ -29,7 +29,7 @@ def told_by_attempts(attempts: DataFrame, horizon: datetime | None) -> DataFrame
 
 
 def told_by_tasks(tasks: DataFrame, horizon: datetime | None) -> DataFrame:
-    """`what`, `days`, `open`: that a task was stored, that it ended without a run, and that it still waits."""
+    """`what`, `days`, `open` of up to three facts: a task was stored, it ended without a run, it still waits."""
     stored = _said("stored", ["store", "id", "enqueued_queue", "group_id", "created_at"], "created_at", "created_at")
     unrun = (F.col("status") == "CANCELLED") | ((F.col("status") == "FAILED") & (F.col("runs") == 0))
     end = ["store", "id", "queue", "name", "status", "error_type", "error", "fingerprint", "finished_at"]
@@ -44,13 +44,13 @@ def told_by_tasks(tasks: DataFrame, horizon: datetime | None) -> DataFrame:
 
 
 def _said(kind: str, columns: list[str], first: str, last: str) -> Column:
-    """One thing, and the days from one moment to another; either may be missing."""
+    """One fact, and the days from one moment to another; either may be missing."""
     days = days_spanned(F.least(first, last), F.greatest(first, last))
     return _thing(kind, columns, days, is_open=False)
 
 
 def _said_open(kind: str, columns: list[str], first: str, horizon: datetime | None) -> Column:
-    """One thing that has no end yet."""
+    """One fact that has no end yet."""
     last = F.lit(None).cast("timestamp") if horizon is None else F.timestamp_micros(F.lit(to_us(horizon)))
     return _thing(kind, columns, F.when(F.col(first) <= last, days_spanned(F.col(first), last)), is_open=True)
 

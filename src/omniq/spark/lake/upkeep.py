@@ -11,7 +11,7 @@ from omniq.errors import Invalid
 from omniq.spark.lake.build import GRACE
 from omniq.spark.lake.layout import Lake, swap
 from omniq.spark.lake.leftovers import collect
-from omniq.spark.lake.manifest import File, Part
+from omniq.spark.lake.manifest import File, TableDay
 from omniq.spark.lake.tables import SILVER, TABLES
 from omniq.spark.lake.writing import PARQUET, settings, write_days
 
@@ -27,7 +27,7 @@ _SORTED = {
 
 
 class CompactReport(msgspec.Struct, kw_only=True):
-    """Days that were rewritten, and how many files they had and have."""
+    """The number of days that were rewritten, and of their files before and after."""
 
     days: int = 0
     before: int = 0
@@ -35,7 +35,7 @@ class CompactReport(msgspec.Struct, kw_only=True):
 
 
 class ExpireReport(msgspec.Struct, kw_only=True):
-    """Days and rows that went, by table, and the first day that is kept whole."""
+    """The numbers of days and rows that were dropped, by table, and the first day that is kept whole."""
 
     kept_from: date
     days: dict[str, int]
@@ -45,9 +45,9 @@ class ExpireReport(msgspec.Struct, kw_only=True):
 def compact(
     spark: SparkSession, lake: Lake, *, before: date | None = None, target_mb: int = TARGET_MB, grace: timedelta = GRACE
 ) -> CompactReport:
-    """Rewrite the days of bronze and silver that have more files than their size asks for; the rows stay what they are.
+    """Rewrite the days of bronze and silver that have more files than their size needs; the rows stay the same.
 
-    Only days before `before`, by default today: late events are still likely to come for the newest one.
+    Only days before `before`, by default today: late events are still likely to come for the newest day.
     """
     edge = (before or datetime.now(UTC).date()).isoformat()
     report = CompactReport()
@@ -71,9 +71,11 @@ def _rewritten(spark: SparkSession, lake: Lake, name: str, day: str, old: list[F
     kind = "_batch" if table.layer == "bronze" else "_v"
     version = f"{kind}=compact-{lake.current().number + 1:06d}"
     files = write_days(lake, rows, f"{table.layer}/{name}", table.partition, version, _SORTED[name]).get(day, [])
+    # Bronze cannot be made again from anything else.
     if sum(file.rows for file in files) != sum(file.rows for file in old):
         lake.folder.remove([file.path for file in files])
         raise Invalid(f"{name} of {day}: {len(old)} files hold other rows than the manifest says; run omniq lake check")
+    # Without a new stamp: the rows are the same, so nothing has to be built anew.
     swap(lake, name, day, old, files)
     return files
 
@@ -87,7 +89,7 @@ def expire(
     now: datetime | None = None,
     grace: timedelta = GRACE,
 ) -> ExpireReport:
-    """Drop the days of bronze and silver in which nothing has happened for so many days; gold stays, or goes after `gold_days`.
+    """Drop the days of bronze and silver without an event for `keep_days`; gold stays, or is dropped after `gold_days`.
 
     A day that holds a task which still runs now and then, such as one with an interval, stays as long as that goes on. Needs no
     Spark session: `spark` may be None. Days of gold before the edge are not built anew any more.
@@ -108,8 +110,9 @@ def expire(
                     doomed = [day for day in manifest.parts if day < limit]
                 gone = [part for part in (manifest.parts.pop(day, None) for day in doomed) if part is not None]
                 if name == "events":
+                    # No task is behind these rows, so they expire by the day of their folder.
                     quarantined = [file for file in manifest.quarantine if _day_of(file) >= edge.isoformat()]
-                    gone += [Part(files=[])] if len(quarantined) < len(manifest.quarantine) else []
+                    gone += [TableDay(files=[])] if len(quarantined) < len(manifest.quarantine) else []
                     manifest.quarantine = quarantined
                 if gone:
                     report.days[name] = len([part for part in gone if part.files])

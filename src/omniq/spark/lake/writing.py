@@ -1,4 +1,4 @@
-"""From a DataFrame to files of a lake: written aside, then moved into place, one folder per day and version."""
+"""Writes a DataFrame as files of a lake: aside first, then moved into place, one folder per day and version."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from omniq.spark.lake.manifest import File
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from omniq.spark.lake.folder import Folder
+    from omniq.spark.lake.folder import LakeFolder
     from omniq.spark.lake.layout import Lake
 
-# Other tools know nothing of INT96, which Spark would write.
+# Spark's own choice, INT96, is unknown to other tools and has no least and greatest value in the file.
 PARQUET = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS", "spark.sql.sources.partitionOverwriteMode": "static"}
 
 
 def write_days(
     lake: Lake, df: DataFrame, root: str, partition: str, version: str, sort: Iterable[str] = ()
 ) -> dict[str, list[File]]:
-    """Write the rows as `<root>/<partition>=<day>/<version>/`; the files of each day. `version` reads like `_v=000007`.
+    """Write the rows as `<root>/<partition>=<day>/<version>/` and return the files of each day.
 
-    Called with the settings `PARQUET`.
+    A `version` is like `_v=000007`. Called with the settings `PARQUET`.
     """
+    # Executors write only here: a task of Spark that goes on after its job was given up cannot reach a folder that counts.
     staging = f"_staging/{uuid.uuid4().hex}"
     target = lake.folder.address(staging)
     ordered = df.sortWithinPartitions(partition, *sort) if sort else df
@@ -42,8 +43,8 @@ def write_days(
         lake.folder.remove_tree(staging)
 
 
-def described(folder: Folder, path: str) -> File:
-    """A Parquet file with the number of rows that its foot tells."""
+def described(folder: LakeFolder, path: str) -> File:
+    """A Parquet file with the number of rows from its footer."""
     import pyarrow.parquet as parquet
 
     foot: Any = parquet.read_metadata(folder.path(path))
@@ -52,7 +53,7 @@ def described(folder: Folder, path: str) -> File:
 
 @contextmanager
 def settings(spark: SparkSession, wanted: dict[str, str]) -> Generator[None]:
-    """Settings of the session for a while; they may be anything else in a session of the user's."""
+    """Change settings of the session for the block; a session of the user may have any other values."""
     before = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)

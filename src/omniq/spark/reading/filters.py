@@ -1,4 +1,4 @@
-"""What rows a query wants: Spark's pushed filters and the option `where`, as conditions that a store understands.
+"""The rows that a query wants: Spark's pushed filters and the option `where`, as conditions that a store understands.
 
 status = 'FAILED' AND attempts >= 3 AND name LIKE 'app.mail:%' AND finished_at > '2026-11-01'
 """
@@ -30,6 +30,7 @@ _PUSHED: dict[str, Test] = {
     "IsNull": "null",
     "IsNotNull": "not null",
 }
+# The comparison with its sides exchanged, for `3 < attempts`. Its keys are also all comparison signs that there are.
 _TURNED: dict[str, Test] = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -38,13 +39,15 @@ class Unfit(ValueError):
 
 
 def pushed(table: str, filter: Any) -> Condition | None:
-    """The condition that says exactly what one of Spark's filters does, or None where there is no such condition."""
+    """The condition that selects exactly the rows of one of Spark's filters, or None where there is no such condition."""
+    # Exactly, because Spark does not apply a filter again that a source took. A filter on a field of a struct stays with it.
     test = _PUSHED.get(type(filter).__name__)
     if test is None or len(filter.attribute) != 1:
         return None
     (column,) = columns_of(table, filter.attribute)
     if test in ("null", "not null"):
         return Condition(column.name, test)
+    # `column = NULL` holds for no row, `column <=> NULL` for those that are null: only the latter is a condition here.
     if filter.value is None:
         return Condition(column.name, "null") if type(filter).__name__ == "EqualNullSafe" else None
     try:
@@ -56,12 +59,14 @@ def pushed(table: str, filter: Any) -> Condition | None:
 
 
 def value_of(type: Type, value: Any) -> Any:
-    """A value as `Condition` wants it; raises `Unfit` for one of another kind."""
+    """A value as `Condition` takes it; raises `Unfit` for a value of another type."""
     if type == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
         return to_us(value)
     kinds: dict[Type, type] = {"string": str, "int": int, "long": int, "boolean": bool}
+    # In Python True is an int, and `attempts = true` would compare with 1.
     if type not in kinds or not isinstance(value, kinds[type]) or (kinds[type] is int and isinstance(value, bool)):
         raise Unfit(value)
+    # SQLite takes no larger numbers: it would fail on an executor, with an error of its own.
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         raise Unfit(value)
     return value
@@ -155,6 +160,7 @@ class _Predicate:
         kind, text, _ = self._peek()
         if kind not in ("word", "quoted"):
             raise self._wrong()
+        # Lower case, because names of columns have no case in Spark.
         (column,) = columns_of(self.table, [text.strip("`").lower()])
         if column.type == "binary":
             raise self._wrong(why="nothing compares with the bytes of")
@@ -185,7 +191,7 @@ class _Predicate:
         return Condition(name, "starts", start)
 
     def _later_value(self) -> Callable[[Type], Any]:
-        """A value, whose meaning depends on its column."""
+        """A function from a column's type to the value, since `3 < attempts` has the value before its column."""
         kind, text, at = self._peek()
         if kind == "word" and text.upper() in ("TIMESTAMP", "DATE") and self._kind_after() == "text":
             self.at += 1

@@ -33,7 +33,7 @@ MAX_ROWS = 100_000
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read and how; `start` and `end` are `earliest`, `latest`, the JSON of an offset, or an ISO time."""
+    """The checked options of a read; `start` and `end` are `earliest`, `latest`, the JSON of an offset, or an ISO time."""
 
     url: str
     table: str = "tasks"
@@ -49,7 +49,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
-    """Check the options of a read; raises `ConfigError` or `Invalid`, which name the option and what it may be."""
+    """Check the options of a read; raises `ConfigError` or `Invalid`, which name the option and its possible values."""
     options = known_options(given, READ, "reading")
     url = url_of(options)
     table = options.get("table", "tasks")
@@ -79,7 +79,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadOp
 
 
 def known_options(given: Mapping[str, str], names: Sequence[str], what: str) -> dict[str, str]:
-    """The options under the names that we write; Spark takes them in any case. Raises `ConfigError` for an unknown one."""
+    """The options under the names in `names`, since Spark takes them in any case. Raises `ConfigError` for an unknown one."""
     known = {name.lower(): name for name in names}
     for key in given:
         if key.lower() not in known:
@@ -90,6 +90,7 @@ def known_options(given: Mapping[str, str], names: Sequence[str], what: str) -> 
 
 
 def url_of(options: Mapping[str, str]) -> str:
+    # `path` is where Spark puts the argument of `load(…)`.
     url = options.get("url") or options.get("path")
     if not url:
         raise ConfigError('format omniq needs the option url, such as .option("url", "redis://127.0.0.1:6379/0")')
@@ -104,7 +105,7 @@ def count(options: Mapping[str, str], name: str, default: int = 0, *, least: int
 
 
 def choice(options: Mapping[str, str], name: str, words: Sequence[str]) -> Any:
-    """One of some words, of which the first is meant when nothing is said."""
+    """The value of an option that is one of some words; the first word is the default."""
     text = options.get(name, words[0]).lower()
     if text not in words:
         raise ConfigError(f"{name} {text!r}: give {' or '.join(words)}")
@@ -115,6 +116,7 @@ def _position(options: Mapping[str, str], name: str, default: str) -> str:
     text = options.get(name, default).strip()
     if text in ("earliest", "latest"):
         return text
+    # Only checked here: the offset that a time or a word stands for is looked up in the store, when the query starts.
     try:
         if text.startswith("{"):
             offset_of(text)

@@ -1,7 +1,7 @@
-"""What a query reads: offsets into the event log, and the ranges between two of them. Needs neither Spark nor a store.
+"""Offsets into the event log, and the ranges of events between two offsets. Needs neither Spark nor a store.
 
 An offset is plain JSON, as checkpoints keep it: `{"v": 1, "store": "<id>", "shards": {"<shard>": <last seq read>}}`. A shard
-that is not named was not there yet, so all of it is still to be read.
+that is not named did not exist yet, so all of it is still to be read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from omniq.errors import EventsLost, Invalid
 from omniq.operations import Shard
 from omniq.storage.scanning import Range, split
 
-VERSION = 1
+VERSION = 1  # of the JSON in checkpoints, which outlive releases
 LENIENT = "; to go on with what is there, set failOnDataLoss to false"
+# A part is a task of Spark whose Python process opens the store by itself: small parts would mostly start processes.
 ROWS_PER_PART = 50_000
 
 
 class Offset(msgspec.Struct, frozen=True):
-    """How far the event log was read, shard by shard; an empty `store` fits any."""
+    """The last event that was read of each shard of a store's log; an empty `store` fits any store."""
 
     store: str
     shards: dict[str, int]
@@ -62,7 +63,7 @@ def latest(store: str, shards: Sequence[Shard]) -> Offset:
 
 
 def lost(start: Offset, store: str, shards: Sequence[Shard]) -> str | None:
-    """What keeps a query from going on at `start` without a gap, as a sentence that names both sides; None if nothing does."""
+    """Why a query cannot go on at `start` without a gap, as a sentence that names both sides; None if it can."""
     if start.store and start.store != store:
         return f"the query goes on in the store {start.store}, but the store there now is {store}"
     for shard in shards:
@@ -76,17 +77,21 @@ def lost(start: Offset, store: str, shards: Sequence[Shard]) -> str | None:
 
 
 def check_whole(start: Offset, store: str, shards: Sequence[Shard], lenient: bool = False) -> None:
-    """Raise `EventsLost` when a query cannot go on without a gap, unless it may skip what is gone."""
+    """Raise `EventsLost` when a query cannot go on without a gap, unless it may skip events that are gone (`lenient`)."""
     sentence = None if lenient else lost(start, store, shards)
     if sentence is not None:
         raise EventsLost(sentence + LENIENT)
 
 
 def advance(start: Offset, target: Offset, shards: Sequence[Shard], limit: int | None) -> Offset:
-    """The offset up to which the next batch goes: towards `target`, with at most `limit` rows, shared fairly by the shards."""
+    """The end of the next batch: towards `target`, with at most `limit` rows, shared fairly by the shards."""
     kept = {shard.name: shard.first - 1 for shard in shards}
+    # Purged events count for no limit, or a lenient query would plan batches without rows until it had passed them. A target
+    # that was fixed earlier may have been purged itself: then its end is where the batch ends.
     begin = {name: min(max(_after(start, target, name), kept.get(name, 0)), upto) for name, upto in target.shards.items()}
+    # A shard that is gone keeps its place, since one that is not named would be read from its beginning if it came back.
     ends = dict(start.shards) if _same(start, target) else {}
+    # The shortest first: a shard that does not need its share leaves the rest of it to the longer ones.
     waiting = sorted((upto - begin[name], name) for name, upto in target.shards.items())
     for n, (rows, name) in enumerate(waiting):
         take = rows if limit is None else min(rows, -(-limit // (len(waiting) - n)))
@@ -98,6 +103,7 @@ def advance(start: Offset, target: Offset, shards: Sequence[Shard], limit: int |
 
 def between(start: Offset, end: Offset, parts: int | None = None) -> list[tuple[Range, ...]]:
     """The parts of a batch. They follow from the two offsets alone, so a batch that is repeated holds the same rows."""
+    # Nothing is asked of the store here: Spark plans a batch again from its checkpoint, when the log may have grown.
     shards = [
         Shard(name=name, first=_after(start, end, name) + 1, last=upto)
         for name, upto in sorted(end.shards.items())
@@ -120,12 +126,12 @@ def packed(ranges: Sequence[Range], parts: int) -> list[tuple[Range, ...]]:
 
 
 def size(range: Range) -> int:
-    """About how many rows a range has; those of one that is not counted are few."""
+    """About how many rows a range has; a range without numbers has few and counts as one."""
     return max(range.upto - range.after, 1)
 
 
 def _after(start: Offset, end: Offset, name: str) -> int:
-    """What a batch of a shard comes after: nothing, if the store was replaced or its count was set back."""
+    """The number after which a batch of a shard begins: 0 if the store was replaced or its count was set back."""
     after = start.shards.get(name, 0) if _same(start, end) else 0
     return after if after <= end.shards[name] else 0
 
@@ -135,5 +141,5 @@ def _same(start: Offset, end: Offset) -> bool:
 
 
 def parts_for(rows: int, cores: int, asked: int | None = None) -> int:
-    """How many ranges a table is read in: what was asked, else up to two per core, none of them small."""
+    """The number of parts in which a table is read: the one asked for, else up to two per core, none of them small."""
     return asked or max(min(rows // ROWS_PER_PART, 2 * cores), 1)

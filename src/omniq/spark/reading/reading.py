@@ -28,9 +28,9 @@ def read(
     """A table of a store: tasks, attempts, events, results, queues or groups.
 
     `columns` and `where` (comparisons joined by AND) keep the rest from leaving the store at all. `url` may be `env:NAME`.
-    What came after the first action on the DataFrame is in a new one only: Spark plans a source once.
-    Raises `StoreUnavailable` where there is no store, and `ConfigError` or `Invalid` for a table, column or predicate that
-    there is not, and for a file on a cluster.
+    Spark plans a source once: to see tasks that came after the first action on the DataFrame, read again.
+    Raises `StoreUnavailable` where there is no store, and `ConfigError` or `Invalid` for an unknown table, column or predicate
+    and for a file on a cluster.
     """
     options = _options(
         url=shared(spark, url),
@@ -57,8 +57,8 @@ def read_stream(
 ) -> DataFrame:
     """The event log of a store as a stream, at most `max_rows` in a batch.
 
-    A new query begins at `start`: `earliest`, `latest`, a moment or an offset; one with a checkpoint goes on where it was. When
-    events that were not read are gone, or the store is another one, the query fails, unless `fail_on_data_loss` is False.
+    A new query begins at `start`: `earliest`, `latest`, a moment or an offset; a query with a checkpoint goes on where it was.
+    When events that were not read are gone, or the store is another one, the query fails, unless `fail_on_data_loss` is False.
     """
     options = _options(
         url=shared(spark, url),
@@ -77,7 +77,7 @@ def read_stream(
 def shared(spark: SparkSession, url: str) -> str:
     """A URL under which every process of a session finds the store; raises `ConfigError` where some of them cannot.
 
-    Of a server's URL given as `env:NAME` only that name goes further. Over Spark Connect the variable is the server's.
+    The URL of a server that is given as `env:NAME` stays that name. Over Spark Connect the variable is the server's.
     """
     if is_connect(spark) and url.startswith(ENV):
         return url
@@ -86,7 +86,7 @@ def shared(spark: SparkSession, url: str) -> str:
 
 
 def _must_be_there(spark: SparkSession, url: str) -> None:
-    """Ask for the store here, before Spark is; only of a server that Spark Connect is to reach this process knows nothing."""
+    """Open the store here first, for a better error than Spark's, unless only the server of Spark Connect can reach it."""
     if not is_connect(spark) or (not url.startswith(ENV) and is_file(resolved(url))):
         with existing(url):
             pass

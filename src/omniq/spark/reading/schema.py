@@ -1,4 +1,4 @@
-"""The tables of a store in the words of Spark and Arrow; `omniq.storage.tables` says what they hold."""
+"""The schemas of a store's tables for Spark and Arrow; `omniq.storage.tables` says what they hold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPARK_TYPES = {
 
 
 def schema(options: Mapping[str, str]) -> str:
-    """The columns that the options of a read ask for; called for every DataFrame, so little is imported here."""
+    """The columns that the options of a read ask for. Called for every DataFrame, so this module imports little."""
     table = options.get("table") or "tasks"
     return ddl(table, names_of(table, options.get("columns")))
 
@@ -59,7 +59,7 @@ def arrow_schema(table: str, names: Sequence[str] | None = None) -> pa.Schema:
 
 
 def record_batch(columns: Columns, schema: pa.Schema, constants: Mapping[str, Any] | None = None) -> pa.RecordBatch:
-    """Columns as Arrow wants them; what is in `constants` has that value in every row."""
+    """Columns as an Arrow batch; a column in `constants` has that value in every row."""
     import pyarrow as pa
 
     fixed = constants or {}
@@ -78,6 +78,7 @@ def record_batch(columns: Columns, schema: pa.Schema, constants: Mapping[str, An
 def _array(values: Sequence[Any], type: pa.DataType) -> pa.Array:
     import pyarrow as pa
 
-    if pa.types.is_timestamp(type):  # numbers become times as they stand: five times quicker than one by one
+    # A view of the numbers as times is five times quicker than converting them one by one.
+    if pa.types.is_timestamp(type):
         return pa.array(values, pa.int64()).view(type)
     return pa.array(values, type)

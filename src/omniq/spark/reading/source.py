@@ -31,35 +31,36 @@ from omniq.storage.tables import Columns, Condition
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Spark's module for it runs only while its setting is on, and the setting cannot be asked for from a source.
 PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
-    """A reader of those columns that the schema names."""
+    """A reader of the columns that the schema names."""
     asked = read_options(options)
     names = checked(asked.table, schema)
     return FilteringReader(asked, names) if asked.push_filters and pushing() else BatchReader(asked, names)
 
 
 def pushing() -> bool:
-    """Whether Spark is about to push filters. It refuses readers that could take them while its own setting is off."""
+    """Whether Spark is about to push filters. It refuses a reader with `pushFilters` while its own setting is off."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return PUSHDOWN in sys.modules or getattr(spec, "name", None) == PUSHDOWN
 
 
 def checked(table: str, schema: StructType) -> tuple[str, ...]:
-    """The names of a schema, which may have been given by the user; raises where it is not the table's."""
+    """The names of a schema that the user may have given; raises `ConfigError` where its types are not the table's."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     names = tuple(schema.fieldNames())
     expected = arrow_schema(table, names)
     if not to_arrow_schema(schema, timezone="UTC").equals(expected):
-        raise ConfigError(f"the schema given for table {table!r} has other types; those columns are {ddl(table, names)}")
+        raise ConfigError(f"the schema given for table {table!r} has other types; the table's columns are {ddl(table, names)}")
     return names
 
 
-class Part(InputPartition):
-    """What one task reads: ranges of one store."""
+class StorePartition(InputPartition):
+    """The ranges of one store that one task of Spark reads."""
 
     def __init__(self, address: Address, ranges: tuple[Range, ...]) -> None:
         self.address, self.ranges = address, ranges
@@ -68,6 +69,7 @@ class Part(InputPartition):
 class BatchReader(DataSourceReader):
     """Reads a table as it is now."""
 
+    # Pickled to every executor, so it keeps no store open.
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
         self.options = options
         self.names = tuple(names)
@@ -78,7 +80,7 @@ class BatchReader(DataSourceReader):
         with existing(asked.url) as bulk:
             address = address_of(asked.url, bulk.info().store_id)
             parts = self._events(bulk) if asked.table == "events" else self._table(bulk)
-        return [Part(address, ranges) for ranges in parts]
+        return [StorePartition(address, ranges) for ranges in parts]
 
     def _events(self, bulk: Bulk) -> list[tuple[Range, ...]]:
         asked = self.options
@@ -89,7 +91,7 @@ class BatchReader(DataSourceReader):
 
     def _table(self, bulk: Bulk) -> list[tuple[Range, ...]]:
         whole = bulk.ranges(self.options.table)
-        # Each part of the attempts reads the whole log, so more of them than cores only cost.
+        # Each part of the attempts reads the whole log, so more parts than cores only cost.
         most = parts_for(sum(map(size, whole)), cores(), self.options.parts)
         parts = min(most, cores()) if self.options.table == "attempts" and not self.options.parts else most
         return packed(bulk.ranges(self.options.table, parts) if parts > 1 else whole, parts)
@@ -101,7 +103,7 @@ class BatchReader(DataSourceReader):
 class FilteringReader(BatchReader):
     """The same, with the filters of one plan.
 
-    Up to Spark 4.3 the filters that a source took stay with the DataFrame and hold for whatever else is made of it. So they are
+    Up to Spark 4.3 the filters that a source took stay with the DataFrame, and hold for every other query of it. So they are
     taken only from a query that asks for it, and the option `where` is there for all others.
     """
 
@@ -117,10 +119,12 @@ class FilteringReader(BatchReader):
 
 
 def record_batches(partition: Any, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a part, as Arrow; of a table without rows Spark asks for a part of its own making."""
-    if not isinstance(partition, Part):
+    """The rows of a part, as Arrow."""
+    # Where a table has no ranges, Spark asks for a part of its own making.
+    if not isinstance(partition, StorePartition):
         return
     arrow = arrow_schema(options.table, names)
+    # The id is the same in each row and in no row of the store, which is why conditions on it are met here.
     constants = {"store": partition.address.store} if options.table == "events" else {}
     if not all(condition.holds(constants[condition.column]) for condition in options.where if condition.column in constants):
         return
@@ -133,7 +137,7 @@ def record_batches(partition: Any, options: ReadOptions, names: Sequence[str]) -
 
 @contextmanager
 def no_garbage() -> Generator[None, None, None]:
-    """Rows come and go by millions without cycles among them: looking for some would cost a fifth of the time."""
+    """Switch the garbage collector off: rows come and go by millions without cycles, and looking for cycles costs a fifth."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -146,7 +150,8 @@ def no_garbage() -> Generator[None, None, None]:
 def _scan(
     bulk: Bulk, range: Range, options: ReadOptions, names: Sequence[str], where: Sequence[Condition]
 ) -> Iterator[Columns]:
-    """The rows of a range; of events that are gone, an error or a jump, as the query wants it."""
+    """The rows of a range. Events that are gone raise `EventsLost`, or are skipped, as the query asks."""
+    # With `seq`, the reading can go on behind the last batch when the rest of the range turns out to be purged.
     wanted = list(names) if options.table != "events" or "seq" in names else [*names, "seq"]
     while True:
         try:
@@ -160,6 +165,7 @@ def _scan(
                 raise EventsLost(
                     f"the query wants the events after {range.after} up to {range.upto}, but {exc}{LENIENT}"
                 ) from exc
+            # A shard that is gone altogether ends the range; one event further at least, or this could go on for ever.
             first = next((s.first for s in bulk.event_shards() if s.name == range.shard), range.upto + 1)
             range = msgspec.structs.replace(range, after=max(first - 1, range.after + 1))
 

@@ -1,4 +1,4 @@
-"""Format `omniq` as a stream: the event log, read on from where the checkpoint says."""
+"""Format `omniq` as a stream: the event log, read from the position in the checkpoint on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omniq.spark.causes import sentence_first
 from omniq.spark.reading.offsets import position
 from omniq.spark.reading.options import ReadOptions, read_options
 from omniq.spark.reading.plan import Offset, advance, between, check_whole, latest, offset_of
-from omniq.spark.reading.source import Part, checked, record_batches
+from omniq.spark.reading.source import StorePartition, checked, record_batches
 from omniq.storage.bulk import Bulk
 
 if TYPE_CHECKING:
@@ -25,17 +25,20 @@ if TYPE_CHECKING:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches on the driver and reads them on executors. Where it stands belongs to the checkpoint alone."""
+    """Plans batches on the driver and reads them on executors. Its position is in the checkpoint alone."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.given = dict(options)
         self.schema = schema
+        # Set by the trigger availableNow: the log's end when the query started, since a busy store would never let it end.
         self.target: Offset | None = None
+        # The identity of the store's file, the store and how to close it. For executors Spark makes a reader of its own, so an
+        # open store is never pickled.
         self._open: tuple[Any, Bulk, ExitStack] | None = None
 
     @cached_property
     def options(self) -> ReadOptions:
-        # Not in __init__: Spark hides what a reader raises before it is there behind an error of its own.
+        # Not in __init__: Spark hides an error that is raised there behind one of its own.
         return read_options(self.given, streaming=True)
 
     @sentence_first()
@@ -63,10 +66,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @sentence_first()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        # The id is that of the offsets and not of the store now: executors refuse a store that was replaced since the plan.
         upto = offset_of(end)
         parts = between(offset_of(start), upto, self.options.parts)
         address = address_of(self.options.url, upto.store)
-        return [Part(address, ranges) for ranges in parts]
+        return [StorePartition(address, ranges) for ranges in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return record_batches(partition, self.options, checked(self.options.table, self.schema))

@@ -1,8 +1,8 @@
 """`run_worker`: drain a store on the executors of a cluster.
 
 Each slot is a Spark job of one task that runs an ordinary worker for a round, and is started again. So an executor that is
-lost takes no other slot with it, and a long task holds back none. What it had taken comes back by its lease, as everywhere.
-The driver keeps itself in the store's registry of workers; when it leaves, the slots finish and end.
+lost takes no other slot with it, and a long task holds back no other slot. Tasks of a lost executor come back by their lease,
+as everywhere. The driver keeps itself in the store's registry of workers; when it leaves, the slots finish and end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from omniq.spark.address import resolved
 from omniq.spark.causes import cause, unwrapped
 from omniq.spark.reading.reading import shared
 from omniq.spark.sessions import is_connect
-from omniq.spark.working.slots import SCHEMA, Plan, Round, rehearsal, slot
+from omniq.spark.working.slots import SCHEMA, Round, SlotPlan, rehearsal, slot
 from omniq.storage.base import BaseStorage
 
 if TYPE_CHECKING:
@@ -40,15 +40,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniq.spark")
 
-BEAT_S = 10.0
+BEAT_S = 10.0  # as other workers
 TICK_S = 0.2
+# A lost executor is replaced in a moment, so the first try comes at once; a cluster without nodes is asked less and less.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
-SLOTS_OF_CONNECT = 8  # whose cores are not known; a slot too many waits for a core
+# Spark Connect does not tell its cores. Too many slots do no harm, since those without a core wait for one.
+SLOTS_OF_CONNECT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What the rounds counted. A round that was lost with its executor has counted nothing, and is in `lost`."""
+    """The sums of all rounds. A round that was lost with its executor has counted nothing, and is in `lost`."""
 
     done: int
     """Runs that succeeded."""
@@ -78,18 +80,18 @@ def run_worker(
     settings: Settings | None = None,
     stop: threading.Event | None = None,
 ) -> WorkerReport:
-    """Run tasks on the executors, `slots` workers with `concurrency` tasks each; one slot per core unless told.
+    """Run tasks on the executors: `slots` workers, by default one per core, with `concurrency` tasks each.
 
-    `queues` are those to serve, in order of preference; None serves all. `modules` are imported by every executor, and their
-    functions and all registered tasks may run. `batch`, `lease` and `grace` are those of `AsyncWorkerPool`. With `drain` it
-    returns when nothing is ready, running or waiting for a retry. Else it returns after SIGINT, SIGTERM or when `stop` is set:
-    running tasks may finish within the grace time, the rest is handed back. Signals are left alone outside the main thread
-    and where `stop` is given.
+    `queues` are the queues to serve, in order of preference; None serves all. `modules` are imported by every executor, and
+    their functions and all registered tasks may run. `batch`, `lease` and `grace` mean the same as for `AsyncWorkerPool`. With
+    `drain` it returns when nothing is ready, running or waiting for a retry. Else it returns after SIGINT, SIGTERM or when
+    `stop` is set: running tasks may finish within the grace time, the rest is handed back. Signals are left alone outside the
+    main thread and where `stop` is given.
 
     Raises `ConfigError` for a store that the executors cannot reach and for a module that they cannot import.
     """
     chosen = settings or Settings()
-    plan = Plan(
+    plan = SlotPlan(
         url=shared(spark, url),
         driver=f"{platform.node()}:{os.getpid()}:spark-{new_id()[-8:]}",
         queues=None if queues is None else _names("queues", queues),
@@ -108,6 +110,7 @@ def run_worker(
     if (spark.conf.get("spark.speculation", "false") or "").lower() == "true":
         raise ConfigError("spark.speculation would end slots in the middle of their tasks: set it to false for workers")
     told = stop or threading.Event()
+    # The registration comes first: a slot that does not find its driver there takes no task.
     with _signals(told if stop is None else None), _Registration(plan) as registration:
         _rehearse(spark, plan)
         return _Slots(spark, plan, told, registration).run(slots or _cores(spark))
@@ -123,7 +126,7 @@ def _cores(spark: SparkSession) -> int:
     return SLOTS_OF_CONNECT if is_connect(spark) else max(1, spark.sparkContext.defaultParallelism)
 
 
-def _rehearse(spark: SparkSession, plan: Plan) -> None:
+def _rehearse(spark: SparkSession, plan: SlotPlan) -> None:
     try:
         with unwrapped():
             spark.range(0, 1, 1, 1).mapInArrow(rehearsal(plan), SCHEMA).collect()
@@ -137,16 +140,17 @@ def _rehearse(spark: SparkSession, plan: Plan) -> None:
 class _Registration:
     """The driver's place in the store's registry of workers. While it is there, slots work."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SlotPlan) -> None:
         self._storage = BaseStorage.from_url(resolved(plan.url), events=plan.settings.events)
+        # Whoever can write to a store on the network would else choose what runs on the executors.
         if not plan.modules and not self._storage.capabilities.local:
-            raise Invalid("modules names what may run, and nothing may: name the modules of your tasks")
+            raise Invalid("no task may run, since modules is empty: name the modules of your tasks")
         self._info = WorkerInfo(
             worker=plan.driver,
             host=platform.node(),
             pid=os.getpid(),
             queues=plan.queues or (),
-            busy={},  # the slots say for themselves what they run
+            busy={},  # the slots are workers of their own in the registry, and say there what they run
             started_at_us=now_us(),
         )
         self._portal = Portal()
@@ -163,7 +167,7 @@ class _Registration:
         return self
 
     def beat(self) -> None:
-        """A sign of life, when it is time for one."""
+        """Send a heartbeat when one is due."""
         if time.monotonic() < self._next_at:
             return
         self._next_at = time.monotonic() + BEAT_S
@@ -173,7 +177,7 @@ class _Registration:
             log.error("heartbeat failed: %s", exc)
 
     def leave(self) -> bool:
-        """Tell the slots to end; whether the store has taken it."""
+        """Tell the slots to end; False when the store could not be told."""
         try:
             self._storage.apply_blocking([(Beat(info=self._info, gone=True),)])
         except StoreError as exc:
@@ -194,8 +198,9 @@ class _Registration:
 class _Slots:
     """Keeps slots running, each by a thread of its own that waits for Spark."""
 
-    def __init__(self, spark: SparkSession, plan: Plan, told: threading.Event, registration: _Registration) -> None:
+    def __init__(self, spark: SparkSession, plan: SlotPlan, told: threading.Event, registration: _Registration) -> None:
         self._spark, self._plan, self._told, self._registration = spark, plan, told, registration
+        # `_told` is set from outside. `_ending` is set for any end, also a failed slot, and keeps slots from another round.
         self._ending = threading.Event()
         self._rounds: list[Round] = []
         self._lost = 0
@@ -204,7 +209,8 @@ class _Slots:
     def run(self, slots: int) -> WorkerReport:
         from pyspark import inheritable_thread_target
 
-        keep: Any = inheritable_thread_target(self._spark)(self._keep)  # with the job group and pool of the caller
+        # With the job group and pool of the caller, so that cancelling that group cancels the slots.
+        keep: Any = inheritable_thread_target(self._spark)(self._keep)
         with ThreadPoolExecutor(slots, thread_name_prefix="omniq-slot") as threads:
             running = [threads.submit(keep) for _ in range(slots)]
             self._watch(running)
@@ -221,7 +227,7 @@ class _Slots:
         )
 
     def _watch(self, running: list[Future[None]]) -> None:
-        """Until all have ended. They are told to end when somebody wants it, and when one of them cannot go on."""
+        """Wait until all slots have ended. They are told to end when `_told` is set, or when one of them has failed."""
         try:
             while True:
                 ended, going = wait(running, TICK_S, FIRST_EXCEPTION)
@@ -230,12 +236,13 @@ class _Slots:
                 self._registration.beat()
         finally:
             self._ending.set()
+            # Slots that run learn only from the store that they are to end, so a store that is away is tried again.
             while not self._registration.leave() and wait(running, MAX_PAUSE_S).not_done:
                 pass
             wait(running)
 
     def _keep(self) -> None:
-        """Round after round. A lost one is begun again, after a pause that grows."""
+        """Run round after round. A lost round is begun again, after a pause that grows."""
         pause = FIRST_PAUSE_S
         while not self._ending.is_set():
             try:
@@ -256,8 +263,9 @@ class _Slots:
                 return
 
     def _must_be_passing(self, exc: Exception) -> None:
-        """Raise what will not pass by itself: an error of the code, a session that has ended, a job that was cancelled."""
+        """Raise an error that will not pass by itself: one of the code, of a session that has ended, of a cancelled job."""
         found = cause(exc)
+        # `cause` notes the traceback of a Python process. Without one Spark lost the process or its node, which passes.
         raised_by_python = bool(getattr(found, "__notes__", ()))
         if isinstance(found, StoreError) or not (raised_by_python or "CANCELLED" in str(exc) or _is_over(self._spark)):
             return
@@ -275,14 +283,14 @@ def _is_over(spark: SparkSession) -> bool:
 
 
 def _sentence(exc: Exception) -> str:
-    """What happened to the task in the end, where Spark says so; else how its story begins."""
+    """Spark's most recent failure of the task, where its text names one; else the first line of the text."""
     said = re.sub(r"\b(?:[a-z]+\.)+[A-Z]\w*(?:Exception|Error): ", "", str(exc).strip())
     return said.rpartition("most recent failure: ")[2].partition("\n")[0] or type(exc).__name__
 
 
 @contextmanager
 def _signals(told: threading.Event | None) -> Generator[None, None, None]:
-    """The first SIGINT or SIGTERM sets `told`; the second does what it did before."""
+    """The first SIGINT or SIGTERM sets `told`; the second is handled as it was before."""
     if told is None or threading.current_thread() is not threading.main_thread():
         yield
         return

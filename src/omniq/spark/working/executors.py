@@ -1,4 +1,4 @@
-"""What the executors of a session can import: they may run on other machines, with another environment."""
+"""The packages that the executors of a session can import: they may run on other machines, with another environment."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Executors:
-    """Where a few tasks ran, and what they found there that is not as on the driver."""
+    """The hosts where a few tasks ran, and how their environments differ from the driver's."""
 
     hosts: list[str]
     differences: list[str]
 
 
 def look_around(spark: SparkSession, tasks: int | None = None) -> Executors:
-    """Run a few tasks that compare the versions of what they import with the driver's.
+    """Run a few tasks that compare the versions of the packages there with the driver's.
 
-    There is one per core unless told; in a session of Spark Connect, whose cores are not known, there are eight.
+    By default there is one task per core; in a session of Spark Connect, whose cores are not known, there are eight.
     """
     import pandas
     import pyarrow
@@ -42,7 +42,7 @@ def look_around(spark: SparkSession, tasks: int | None = None) -> Executors:
 
 
 def _look() -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What runs on an executor. It is made here, so that Spark sends its code: omniq may be what is missing there."""
+    """The function that runs on an executor. A nested one, so that Spark sends its code: omniq itself may be missing there."""
 
     def look(batches: Iterator[Any]) -> Iterator[Any]:
         import importlib

@@ -16,8 +16,8 @@ from omniq.errors import Invalid, NotEnded, TasksFailed
 from omniq.models import State
 from omniq.spark.address import Address, address_of, resolved
 from omniq.spark.progress import Tell, shown
-from omniq.spark.rows import Rows
-from omniq.spark.working.outcomes import ATTEMPTS, ERROR, RESULT, STATUS, TASK_ID, Waiting, look_up
+from omniq.spark.rows import TaskRows
+from omniq.spark.working.outcomes import ATTEMPTS, ERROR, RESULT, STATUS, TASK_ID, TaskWaiter, look_up
 from omniq.spark.working.result_columns import UNFIT, Shape
 from omniq.spark.writing.columns import Choice, choice, id_of, key_text, quoted
 from omniq.spark.writing.enqueueing import Arguments, Func, load, task_rows
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+# Time to start a worker while the call waits, without waiting for ever where nobody does.
 NO_WORKER_S = 60.0
 _LOOKED_UP = {STATUS: T.StringType(), ERROR: T.StringType(), ATTEMPTS: T.IntegerType(), RESULT: T.StringType()}
 _READ = "_read"
@@ -54,18 +55,18 @@ def map_tasks(
     namespace: str | None = None,
     progress: Tell | bool | None = None,
 ) -> DataFrame:
-    """Run `func` for each row as a task, wait for all of them, and return the rows with the results beside them.
+    """Run `func` for each row as a task, wait for all tasks, and return the rows with the results beside them.
 
     The tasks are enqueued as `enqueue` does it, so that they keep their retries and the limits of their groups, and any worker
-    of the store runs them. `returns` describes what `func` returns: columns (`"price double, currency string"`) for a dict of
-    them, or one type (`"double"`), which becomes the column `result`. Four columns follow: `_task_id`, `_status`, `_error` and
-    `_attempts`. Results are looked up when the returned DataFrame is computed; they are kept for `keep`.
+    of the store runs them. `returns` describes the result of `func`: columns (`"price double, currency string"`) for a dict
+    with these keys, or one type (`"double"`), which becomes the column `result`. Four columns follow: `_task_id`, `_status`,
+    `_error` and `_attempts`. Results are looked up when the returned DataFrame is computed; they are kept for `keep`.
 
     A call that was cut short goes on when it is made again: a row whose task has ended is not run again, unless it FAILED and
-    `retry_failed` is given. A row of a failed task has nulls; with `on_error="raise"` a failed task raises `TasksFailed`.
+    `retry_failed` is given. The row of a failed task has nulls; with `on_error="raise"` a failed task raises `TasksFailed`.
 
     Raises `NotEnded` when tasks have not ended within `timeout` seconds, or when no worker has served the queue for
-    `no_worker_after` seconds. With `on_error="keep"` the time may be over: such rows keep the status that they have then.
+    `no_worker_after` seconds. With `on_error="keep"` neither is an error, and rows of unended tasks keep their status.
     """
     if on_error not in ("null", "raise", "keep"):
         raise Invalid(f"on_error is 'null', 'raise' or 'keep', not {on_error!r}")
@@ -77,15 +78,18 @@ def map_tasks(
         "timeout": task_timeout,
         "max_retries": max_retries,
         "result_ttl": kept,
-        "dead_queue": None,  # there it would never end
+        # In a dead queue a task waits again under the same id, so this call would never see its end.
+        "dead_queue": None,
     }
     picked = choice(key, args, group)
     rows = task_rows(func, picked, options, dedupe=kept)
+    # A namespace apart from that of `enqueue`, whose tasks may keep no result, or for a shorter time.
     rows = msgspec.structs.replace(rows, namespace=f"map/{rows.namespace}" if namespace is None else namespace)
     with shown(progress) as tell, open_bulk(resolved(url)) as bulk:
+        # False, not None: an inner call that is told nothing would draw a bar of its own.
         _, tally = load(df, url, picked, rows, keep_ids=True, progress=tell or False)
         assert tally.ids is not None
-        waiting = Waiting(bulk, rows.form.queue, tally.ids.to_pylist(), retry_failed=retry_failed)
+        waiting = TaskWaiter(bulk, rows.form.queue, tally.ids.to_pylist(), retry_failed=retry_failed)
         try:
             waiting.wait(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout, no_worker_after, tell)
         except NotEnded:
@@ -96,7 +100,7 @@ def map_tasks(
         return joined(df, picked, rows, shape, address_of(url, bulk.info().store_id), strict=on_error == "raise")
 
 
-def _refuse_failed(waiting: Waiting) -> None:
+def _refuse_failed(waiting: TaskWaiter) -> None:
     failed = waiting.first_failure
     if failed is not None:
         count = waiting.ended[State.DEAD] + waiting.ended[State.CANCELLED]
@@ -106,8 +110,8 @@ def _refuse_failed(waiting: Waiting) -> None:
         )
 
 
-def joined(df: DataFrame, choice: Choice, rows: Rows, shape: Shape, address: Address, *, strict: bool) -> DataFrame:
-    """The rows of `df`, each with what its task returned. With `strict`, a result of another shape is an error."""
+def joined(df: DataFrame, choice: Choice, rows: TaskRows, shape: Shape, address: Address, *, strict: bool) -> DataFrame:
+    """The rows of `df`, each with the result of its task. With `strict`, a result of another shape is an error."""
     with_id = df.withColumn(TASK_ID, id_of(rows.namespace, key_text(df, choice.keys)))
     schema = T.StructType([*with_id.schema.fields, *[T.StructField(name, kind) for name, kind in _LOOKED_UP.items()]])
     looked_up = with_id.mapInArrow(lambda batches: look_up(batches, address), schema)
@@ -145,10 +149,12 @@ def map_stream(
     """
     if not df.isStreaming:
         raise Invalid("this DataFrame is no stream: use map_tasks")
+    # Checked here as well as in each batch, so that a mistake is an error of this call and not of the running query.
     choice(options.get("key", ()), options.get("args"), options.get("group"))
     Shape.of(options.get("returns", ""), df.columns)
 
     def each(batch: DataFrame, batch_id: int) -> None:
+        # Computed twice otherwise: for the tasks, and when `then` reads the rows with their results.
         batch.persist()
         try:
             then(map_tasks(batch, func, url, progress=False, **options), batch_id)

@@ -1,4 +1,4 @@
-"""How the tasks of a DataFrame ended: waiting for them on the driver, looking them up beside their rows."""
+"""The outcomes of a DataFrame's tasks: the driver waits for them, executors look them up beside their rows."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 TASK_ID, STATUS, ERROR, ATTEMPTS, RESULT = "_task_id", "_status", "_error", "_attempts", "_result"
 
-LOOKS = 20  # looks before the next pause
+# A look sees at most 20,000 of a million tasks, so that progress and timeouts do not wait for the rest.
+LOOKS = 20
 SHORT_S, LONG_S = 0.1, 5.0  # pauses: while tasks end, and when none does
-ALIVE_S = 90.0  # a worker that was silent for longer is not counted
+# A worker that was silent for longer, nine of its heartbeats, is not counted.
+ALIVE_S = 90.0
 _JSON = "json"
 
 
-class Waiting:
-    """Waits until tasks have ended. What it knows is in the store, so that another may go on at any time."""
+class TaskWaiter:
+    """Waits until tasks have ended. Everything that it knows is in the store, so another one may go on at any time."""
 
     def __init__(self, bulk: Bulk, queue: str, ids: Iterable[str], *, retry_failed: bool = False) -> None:
         self.bulk, self.queue = bulk, queue
@@ -36,6 +38,7 @@ class Waiting:
         self.total = self.left
         self.ended: Counter[State] = Counter()
         self.first_failure: StoredResult | None = None
+        # Tasks that failed before this moment are run again, each once; one that fails again has failed in this call. 0: none.
         self._retry_before_us = bulk.storage.clock() if retry_failed else 0
         self._retried: set[str] = set()
 
@@ -48,6 +51,7 @@ class Waiting:
         began = moved = served = time.monotonic()
         pause = SHORT_S
         while True:
+            # Before the look: a task that ends between the look and the wait ends the wait at once.
             seen = self.bulk.storage.changes
             found = self._look()
             if tell is not None:
@@ -65,12 +69,13 @@ class Waiting:
                 raise NotEnded(self._late("wait, and no worker serves their queue"))
             if now - moved > LONG_S:
                 self._refuse_gone()
+            # Fifty of them are enough to be woken by: the next look sees thousands.
             rest = pause if timeout is None else min(pause, max(began + timeout - now, 0.001))
             self.bulk.call(self.bulk.storage.wait(tasks=self.pending[0][:50], timeout=rest, after=seen))
             pause = min(pause * 1.5, LONG_S)
 
     def _look(self) -> int:
-        """Look at some of those that are left; how many have ended."""
+        """Look at some of the tasks that are left, and return the number that have ended."""
         found = 0
         for _ in range(min(LOOKS, len(self.pending))):
             piece = self.pending.popleft()
@@ -82,6 +87,7 @@ class Waiting:
                 if result.state is not State.DONE and self.first_failure is None:
                     self.first_failure = result
             found += len(results)
+            # Behind all others, so that the next look sees other tasks; filled up, so that looks stay few towards the end.
             left = [id for id in piece if id not in results]
             if left and self.pending and len(self.pending[-1]) + len(left) <= LOOK:
                 self.pending[-1] += left
@@ -90,7 +96,7 @@ class Waiting:
         return found
 
     def _run_again(self, results: dict[str, StoredResult]) -> None:
-        """Take out of the results what failed before this call, and have it run again, once."""
+        """Have the tasks run again that failed before this call, each once, and take them out of the results."""
         again = [
             id
             for id, result in results.items()
@@ -109,7 +115,8 @@ class Waiting:
         return any(self.queue in worker.queues and worker.seen_at_us > since for worker in workers)
 
     def _refuse_gone(self) -> None:
-        """Nothing has ended for a while: look whether the first ones are there at all."""
+        """Raise `TaskNotFound` when tasks that are waited for are not in the store at all, and have no result."""
+        # Asked only when nothing has ended for a while, since it reads whole records.
         first = self.pending[0][:50]
         gone = set(first) - set(self.bulk.records(first)) - set(self.bulk.results(first))
         if gone:
@@ -141,7 +148,7 @@ def _pieces(ids: Iterable[str]) -> deque[list[str]]:
 
 
 def look_up(batches: Iterator[pa.RecordBatch], address: Address) -> Iterator[pa.RecordBatch]:
-    """In a process of Spark's: put beside each row how its task ended, or how it stands."""
+    """In a process of Spark: put the outcome or present status of its task beside each row."""
     with address.opened() as bulk:
         for batch in batches:
             found = _found(bulk, batch.column(TASK_ID).to_pylist())

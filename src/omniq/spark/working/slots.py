@@ -19,14 +19,14 @@ from omniq.racing import first
 from omniq.spark.address import resolved
 from omniq.worker import AsyncWorkerPool
 
-LOOK_S = 0.5  # how often a slot looks whether its driver still wants it
-AWAY_S = 1.0  # how long to leave a store alone that failed
+LOOK_S = 0.5  # between two looks whether the driver still wants the slot
+AWAY_S = 1.0  # before a store that failed is asked again
 
 SCHEMA = "done long, failed long, retried long, again long, drained boolean"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What every slot is told. `driver` is in the store's registry of workers for as long as slots shall work."""
+class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The orders of every slot. `driver` is in the store's registry of workers for as long as slots are to work."""
 
     url: str
     driver: str
@@ -41,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """How one ended; `again` is how often Spark had to start it anew."""
+    """The counts of one round; `again` is the number of times that Spark had to start it anew."""
 
     done: int = 0
     failed: int = 0
@@ -50,13 +50,13 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     drained: bool = False
 
 
-def rehearsal(plan: Plan) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A function for `mapInArrow` that does all but take tasks: what an executor lacks comes out before one is lost."""
+def rehearsal(plan: SlotPlan) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A function for `mapInArrow` that does all but take tasks, so that an executor's lack of a module costs no attempt."""
     return _one_row(lambda: asyncio.run(_rehearse(plan)))
 
 
-def slot(plan: Plan) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A function for `mapInArrow` that works for a round, and yields how it went."""
+def slot(plan: SlotPlan) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A function for `mapInArrow` that works for a round and yields its counts."""
     return _one_row(lambda: asyncio.run(_work(plan)))
 
 
@@ -65,6 +65,7 @@ def _one_row(work: Callable[[], Round]) -> Callable[[Iterator[Any]], Iterator[An
         import pyarrow
         from pyspark import TaskContext
 
+        # The job has one row, so this is done once.
         for _ in batches:
             task = TaskContext.get()
             found = msgspec.structs.replace(work(), again=task.attemptNumber() if task is not None else 0)
@@ -73,27 +74,30 @@ def _one_row(work: Callable[[], Round]) -> Callable[[Iterator[Any]], Iterator[An
     return run
 
 
-async def _rehearse(plan: Plan) -> Round:
+async def _rehearse(plan: SlotPlan) -> Round:
     async with _queue(plan) as oq:
         await _pool(oq, plan)
         await oq.workers()
     return Round()
 
 
-async def _work(plan: Plan) -> Round:
+async def _work(plan: SlotPlan) -> Round:
     async with _queue(plan) as oq:
+        # The job may have waited for a core for so long that its driver has left meanwhile.
         if not await _is_wanted(oq, plan.driver):
             return Round()
         pool = await _pool(oq, plan)
         async with pool:
             drain = _until_drained(pool) if plan.drain else asyncio.Event().wait()
             unwanted, drained = await first(_until_unwanted(oq, plan.driver), drain, timeout=plan.round_s)
+            # The round is over, and its tasks may take as long as they need, unless the driver leaves: then the pool's grace
+            # time holds, as for any worker that is told to stop.
             if not unwanted and not drained:
                 await first(_until_unwanted(oq, plan.driver), pool.finish())
         return Round(done=pool.done, failed=pool.failed, retried=pool.retried, drained=drained)
 
 
-def _queue(plan: Plan) -> AsyncOmniQ:
+def _queue(plan: SlotPlan) -> AsyncOmniQ:
     if plan.settings.log_level is not None:
         logging.getLogger("omniq").setLevel(plan.settings.log_level)
     for module in plan.modules:
@@ -107,7 +111,7 @@ def _queue(plan: Plan) -> AsyncOmniQ:
     return AsyncOmniQ.from_url(resolved(plan.url), settings=plan.settings)
 
 
-async def _pool(oq: AsyncOmniQ, plan: Plan) -> AsyncWorkerPool:
+async def _pool(oq: AsyncOmniQ, plan: SlotPlan) -> AsyncWorkerPool:
     allow = plan.modules or None
     return await oq.worker(plan.concurrency, queues=plan.queues, allow=allow, batch=plan.batch, lease=plan.lease)
 

@@ -1,4 +1,4 @@
-"""Which columns of a DataFrame become a task: chosen, checked and hashed by Spark itself, before any row is read."""
+"""The columns of a DataFrame that become tasks: chosen, checked and hashed by Spark itself, before any row is read."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ _PLAIN = (
     T.BinaryType,
     T.NullType,
 )
+# Types whose values have one text each, since the keys of a JSON object are texts.
 _MAP_KEYS = (T.StringType, T.IntegralType, T.DecimalType, T.DateType, T.TimestampType, T.TimestampNTZType)
 
-# What makes other values when Spark computes a row again. A name after the call (`rand(7)#12`) is only a column's.
+# Functions that make other values when Spark computes a row again. With a number behind it, `rand(7)#12` is a column's name.
 _UNSTABLE = re.compile(
     r"\b(monotonically_increasing_id|spark_partition_id|uuid|rand|randn|randstr|uniform|shuffle)\((?:[^()]|\([^()]*\))*\)(?!#)"
 )
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns that the user named; `keywords` are those of the arguments, if they are not passed in order."""
+    """The columns that the user named; `keywords` are the names of the arguments, if they are not passed in order."""
 
     keys: tuple[str, ...]
     args: tuple[str, ...] = ()
@@ -49,12 +50,13 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What the arguments are called where the tasks are made."""
+        """The names of the argument columns where the tasks are made."""
+        # The user's own names may be fields (`address.city`), stand twice, or be `id` and `key`.
         return tuple(f"a{n}" for n in range(len(self.args)))
 
     @property
     def names(self) -> dict[str, str]:
-        """What the user calls the columns that tasks are made of."""
+        """The user's name of each column that tasks are made of, for error texts."""
         found = {KEY: " or ".join(map(repr, self.keys)), GROUP: self.group, ETA: self.eta}
         return {place: name for place, name in found.items() if name} | dict(zip(self.places, self.args, strict=True))
 
@@ -78,7 +80,7 @@ def choice(
 def chosen(df: DataFrame, namespace: str, choice: Choice) -> DataFrame:
     """The columns that tasks are made of: `id`, `key` as text, `a0`, `a1`, …, and `group` and `eta` if there are any.
 
-    Raises `Invalid` for a column that is not there or that no task could have.
+    Raises `Invalid` for a column that is missing or has a type that no task could have.
     """
     if df.isStreaming:
         raise Invalid("this DataFrame is a stream: use map_stream, or call this for each batch in foreachBatch")
@@ -106,7 +108,8 @@ def chosen(df: DataFrame, namespace: str, choice: Choice) -> DataFrame:
 def column(df: DataFrame, name: str) -> tuple[Column, T.DataType]:
     """A column by its name, or a field inside of one (`address.city`), and its type."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise Invalid(f"name a column instead of {name!r}; add what is computed with withColumn first")
+        raise Invalid(f"name a column instead of {name!r}; add a computed column with withColumn first")
+    # A column may itself have a dot in its name; only a name that is no column is taken for a field.
     taken = F.col(quoted(name) if name in df.columns else name)
     try:
         return taken, df.select(taken).schema[0].dataType
@@ -120,7 +123,8 @@ def quoted(name: str) -> str:
 
 
 def id_of(namespace: str, text: Column) -> Column:
-    """What `omniq.spark.rows.task_id` computes, in Spark."""
+    """The id that `omniq.spark.rows.task_id` computes, in Spark."""
+    # In Spark, because the rows are sorted by it before a Python process sees them.
     return F.left(F.sha2(F.concat(F.lit(f"{namespace}\0"), text), 256), F.lit(ID_CHARS))
 
 
@@ -129,6 +133,7 @@ def key_text(df: DataFrame, keys: Sequence[str]) -> Column:
     parts = [_text(name, *column(df, name)) for name in keys]
     if len(parts) == 1:
         return parts[0]
+    # Without lengths the keys ("a", "bc") and ("ab", "c") would be one, whatever stood between their parts.
     return F.concat(*[piece for part in parts for piece in (F.length(part).cast("string"), F.lit(":"), part)])
 
 
@@ -143,10 +148,11 @@ def _text(name: str, taken: Column, kind: T.DataType) -> Column:
 
 
 def in_ranges(df: DataFrame, parts: int) -> DataFrame:
-    """The rows sorted by id over the whole of them, in so many parts of about the same size.
+    """All rows sorted by id, in `parts` parts of about the same size.
 
-    Ids are hashes, hence evenly spread: where each one belongs is known without looking at the others.
+    Ids are hashes, hence evenly spread: the part of each row is known without a look at the others.
     """
+    # Sorted, because a store takes in ids several times faster in the order of its index.
     first = F.conv(F.left(F.col(ID), F.lit(4)), 16, 10).cast("int")
     part = F.floor(first * F.lit(parts) / F.lit(0x10000)).cast("int")
     return df.repartitionById(parts, part).sortWithinPartitions(ID)
@@ -176,6 +182,7 @@ def _refuse_unstable(df: DataFrame, keys: Sequence[str], text: Column) -> None:
 
 
 def _optimized(df: Any) -> str:
+    # The optimized plan has only the columns that the key is made of: a row number in another column does no harm.
     if is_connect(df.sparkSession):
         return df._explain_string(extended=True).partition("== Optimized Logical Plan ==")[2]
     return df._jdf.queryExecution().optimizedPlan().toString()

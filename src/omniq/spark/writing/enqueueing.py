@@ -15,11 +15,11 @@ from omniq.errors import Invalid
 from omniq.models import duration_us, new_id
 from omniq.spark.address import address_of, must_reach, resolved
 from omniq.spark.progress import Tell, shown, watching
-from omniq.spark.rows import Rows, rows_of
+from omniq.spark.rows import TaskRows, rows_of
 from omniq.spark.sessions import is_local
 from omniq.spark.writing.columns import ETA, GROUP, ID, KEY, Choice, choice, chosen
 from omniq.spark.writing.staging import (
-    Tally,
+    StagedCount,
     Work,
     aborting,
     begin,
@@ -34,6 +34,7 @@ from omniq.tasks import OptionFields
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+# How long a driver that died may be started again and go on; the docs promise a day.
 RUN_TTL_S = 86_400.0
 
 Func = Callable[..., Any] | str
@@ -41,7 +42,7 @@ Arguments = Sequence[str] | Mapping[str, str]
 
 
 class EnqueueReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the rows: `inserted` tasks are new, as the store counted them; the others were there, or stood twice."""
+    """The result of `enqueue`: `inserted` tasks are new, as the store counted them; the other rows were known or repeated."""
 
     run_id: str
     queue: str
@@ -72,17 +73,17 @@ def enqueue(
     namespace: str | None = None,
     progress: Tell | bool | None = None,
 ) -> EnqueueReport:
-    """Enqueue a call of `func` for each row, once per key, however often this is repeated; nothing is visible before all is.
+    """Enqueue a call of `func` for each row, once per key, however often the call is repeated; all become visible at once.
 
-    `key` names the column that tells the rows apart, or several of them; `group` and `eta` name columns too. `args` are
-    columns passed in order, or keyword → column. What is not given comes from `@omniq.task` or the settings, as always.
+    `key` names the column that tells the rows apart, or several columns; `group` and `eta` name columns too. `args` are
+    columns passed in order, or keyword → column. Options that are not given come from `@omniq.task` or the settings.
 
     A key is known for as long as its task is kept, and at least for `dedupe`. A row whose key is known is passed over, or
     refused with `on_conflict="error"` if its task has another body. With the `run_id` of a run that was committed, nothing is
-    done and its report comes back; with that of a driver that died, its run goes on.
+    enqueued and its report is returned; with the `run_id` of a driver that died, its run goes on.
 
-    Raises `Invalid` for rows without a key and for columns that no task can have, `IdempotencyConflict` as said, and
-    `StoreError` when the store failed; then nothing was enqueued, unless the text says otherwise.
+    Raises `Invalid` for rows without a key and for columns that no task can have, `IdempotencyConflict` for such a conflict,
+    and `StoreError` when the store failed; then nothing was enqueued, unless the text says otherwise.
     """
     if on_conflict not in ("skip", "error"):
         raise Invalid(f"on_conflict is 'skip' or 'error', not {on_conflict!r}")
@@ -102,8 +103,8 @@ def enqueue(
 
 def task_rows(
     func: Func, choice: Choice, options: Mapping[str, Any], *, dedupe: str | float | timedelta, namespace: str | None = None
-) -> Rows:
-    """How the columns of `chosen` become tasks; options that are unset are left out."""
+) -> TaskRows:
+    """The rule by which the columns of `chosen` become tasks; options that are unset are left out."""
     made = rows_of(
         func,
         key=KEY,
@@ -115,6 +116,7 @@ def task_rows(
     )
     seconds = in_seconds(dedupe) if isinstance(dedupe, str) else dedupe
     form = msgspec.structs.replace(made.form, key_ttl_us=duration_us(seconds, "dedupe"))
+    # Spark has computed the ids already, to sort the rows by them.
     return msgspec.structs.replace(made, form=form, id=ID, once=True)
 
 
@@ -122,15 +124,16 @@ def load(
     df: DataFrame,
     url: str,
     choice: Choice,
-    rows: Rows,
+    rows: TaskRows,
     *,
     run_id: str | None = None,
     strict: bool = False,
     keep_ids: bool = False,
     progress: Tell | bool | None = None,
-) -> tuple[EnqueueReport, Tally]:
-    """Stage the rows and commit them; what came of it, and what Spark counted."""
+) -> tuple[EnqueueReport, StagedCount]:
+    """Stage the rows and commit them; returns the report, and the counts and ids that Spark collected."""
     began, asked, queue = time.monotonic(), run_id or new_id(), rows.form.queue
+    # Everything that can be refused without the store is refused before a run is opened there.
     must_reach(url, is_local(df.sparkSession))
     picked = chosen(df, rows.namespace, choice)
     with shown(progress) as tell, open_bulk(resolved(url)) as bulk:
@@ -148,6 +151,7 @@ def load(
             )
             with aborting(bulk, lambda: [run]), watching(lambda: _staged(bulk, run), tell):
                 tally = staged(picked, work, parts_of(df.sparkSession, url))
+            # Outside of `aborting`: a commit that has begun is finished by somebody, and must not be aborted.
             with watching(lambda: _released(bulk, run), tell):
                 done = committed(bulk, run)
     report = EnqueueReport(

@@ -1,4 +1,4 @@
-"""Files of rows as DataFrames, by what their names end in."""
+"""Files of rows as DataFrames, by the ending of their names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json",
 def read_rows(spark: SparkSession, path: str, schema: str | None = None) -> DataFrame:
     """The rows of a file, or of a folder of files of one kind. CSV has a header; JSON is one object per line, or one array.
 
-    Raises `Invalid` for a file that is not there or of another kind.
+    Raises `Invalid` for a file that is missing or of another kind.
     """
     place = Path(path)
     if "://" not in path and "*" not in path and not place.exists():
@@ -25,6 +25,7 @@ def read_rows(spark: SparkSession, path: str, schema: str | None = None) -> Data
     if kind is None:
         raise Invalid(f"{path!r} is neither .csv nor .json nor .parquet; convert it, or use omniq.spark.enqueue in a program")
     reader = spark.read.format(kind)
+    # Quotes are doubled inside quotes, and a text may go over several lines, as spreadsheets write them.
     if kind == "csv":
         reader = reader.options(header=True, inferSchema=schema is None, multiLine=True, escape='"')
     if kind == "json" and place.is_file():
@@ -33,12 +34,13 @@ def read_rows(spark: SparkSession, path: str, schema: str | None = None) -> Data
 
 
 def _ending(place: Path) -> str:
-    """Of a folder, that of its first file with one."""
+    """The ending of a file, or of the first file with a known ending in a folder."""
     if place.suffix in _FORMATS or not place.is_dir():
         return place.suffix
     return next((file.suffix for file in sorted(place.rglob("*")) if file.suffix in _FORMATS), "")
 
 
 def _is_array(place: Path) -> bool:
+    # Spark reads JSON by lines or as one document, and does not look which of them a file is.
     with place.open("rb") as file:
         return file.read(1000).lstrip()[:1] == b"["

@@ -1,4 +1,4 @@
-"""`replay`: copies of tasks that a query found are enqueued, each of them once per label, and linked to its original."""
+"""`replay`: copies of tasks that a query found are enqueued, each once per label and linked to its original."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REPLAY_OF, REPLAY = "replay_of", "replay"  # headers of a copy: the id of its original, and the label
+# As long as `enqueue` remembers its keys unless told: the same call within that time copies nothing twice.
 KEY_TTL_US = 14 * 86_400_000_000
 MAX_LABEL = 100
 SAMPLE = 5
@@ -35,8 +36,8 @@ _TEXT = pa.string()
 _TALLY = pa.schema([("what", _TEXT), ("queue", _TEXT), ("name", _TEXT), ("tasks", pa.int64()), ("sample", pa.list_(_TEXT))])
 
 
-class Found(msgspec.Struct, kw_only=True):
-    """Tasks of one function in one queue, and a few of their ids; `what` becomes of them, or why nothing does."""
+class ReplayCount(msgspec.Struct, kw_only=True):
+    """The number of tasks of one function in one queue, and a few of their ids; `what` says if and why they are copied."""
 
     what: str
     queue: str
@@ -46,11 +47,11 @@ class Found(msgspec.Struct, kw_only=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay did, or would do.
+    """The effect of a replay, or in a dry run the effect that it would have.
 
     Of the `rows` (ids, each counted once) `replayed` were copied, or would be; `already_there` were copied under this label
-    before; `unended` wait or run, so there is nothing to repeat; `missing` are not in the store any more. `found` says which
-    they are, by function and queue, with a few ids each.
+    before; `unended` wait or run, so there is nothing to repeat; `missing` are not in the store any more. `found` counts them
+    by function and queue, with a few ids each.
     """
 
     label: str
@@ -61,11 +62,11 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     unended: int
     missing: int
     seconds: float
-    found: list[Found]
+    found: list[ReplayCount]
 
 
 class Copying(msgspec.Struct, frozen=True):
-    """What a process of Spark's needs to copy tasks; in a dry run there is no run."""
+    """All that a process of Spark needs to copy tasks; in a dry run there is no run."""
 
     address: Address
     label: str
@@ -88,8 +89,8 @@ def replay(
     the label and the original's id: the same call again adds nothing, another label makes other copies. The headers
     `replay_of` and `replay` of a copy name the original and the label. The copies of one queue become visible all at once.
 
-    Raises `Invalid` without a column `id` or for a label that is none, and `StoreError` when the store failed; what was not
-    replayed then is replayed when the call is made again.
+    Raises `Invalid` without a column `id` or for a label that is none, and `StoreError` when the store failed; the same call
+    again then replays the rest.
     """
     began = time.monotonic()
     ids = _ids(df, label)
@@ -97,10 +98,11 @@ def replay(
         check_queue(queue)
     must_reach(url, is_local(df.sparkSession))
     with shown(progress) as tell, existing(url) as bulk:
+        # A new run for each call: what keeps copies from doubling is their ids, so a run that failed is never gone on with.
         copying = Copying(address_of(url, bulk.info().store_id), label, queue, None if dry_run else f"replay-{new_id()}")
         out = in_ranges(ids, parts_of(df.sparkSession, url)).mapInArrow(lambda batches: copy(batches, copying), TALLY)
         with aborting(bulk, lambda: _joined(bulk, copying)), watching(lambda: _progress(bulk, copying), tell), unwrapped():
-            found = merged(msgspec.convert(out.toArrow().to_pylist(), list[Found]))
+            found = merged(msgspec.convert(out.toArrow().to_pylist(), list[ReplayCount]))
         tasks = {what: sum(f.tasks for f in found if f.what == what) for what in (COPIED, THERE, UNENDED, MISSING)}
         copied = tasks[COPIED]
         if copying.run_id is not None:
@@ -111,6 +113,7 @@ def replay(
         dry_run=dry_run,
         rows=sum(tasks.values()),
         replayed=copied,
+        # Only a dry run looks for copies beforehand; else the store passes over those that it has and counts the new ones.
         already_there=tasks[THERE] + tasks[COPIED] - copied,
         unended=tasks[UNENDED],
         missing=tasks[MISSING],
@@ -130,25 +133,27 @@ def _ids(df: DataFrame, label: str) -> DataFrame:
     return originals.select(id_of(f"{REPLAY}/{label}", F.col(KEY)).alias(ID), KEY)
 
 
-def merged(parts: Sequence[Found]) -> list[Found]:
-    """What the processes found, put together; the most frequent first."""
-    whole: dict[tuple[str, str, str], Found] = {}
+def merged(parts: Sequence[ReplayCount]) -> list[ReplayCount]:
+    """The counts of all processes, added up; the most frequent first."""
+    whole: dict[tuple[str, str, str], ReplayCount] = {}
     for part in parts:
-        one = whole.setdefault((part.what, part.queue, part.name), Found(what=part.what, queue=part.queue, name=part.name))
+        empty = ReplayCount(what=part.what, queue=part.queue, name=part.name)
+        one = whole.setdefault((part.what, part.queue, part.name), empty)
         one.tasks += part.tasks
         one.sample = (one.sample + part.sample)[:SAMPLE]
     return sorted(whole.values(), key=lambda one: (one.what, -one.tasks, one.queue, one.name))
 
 
 def run_of(copying: Copying, queue: str) -> str:
-    """A run belongs to one queue, so there is one for each."""
+    """The run of a queue's copies: a run belongs to one queue, so there is one for each."""
     return f"{copying.run_id}-{queue}"
 
 
 def _joined(bulk: Bulk, copying: Copying, queues: Sequence[str] | None = None) -> list[str]:
-    """The runs of these queues, or of all that there are."""
+    """The runs of these queues, or of all queues of the store."""
     if copying.run_id is None:
         return []
+    # Of all, when it is to be aborted or shown: until Spark's processes have ended, only they know which queues they met.
     queues = bulk.call(bulk.storage.queues()) if queues is None else queues
     for queue in queues:
         bulk.join_run(run_of(copying, queue), queue)
@@ -163,15 +168,15 @@ def _progress(bulk: Bulk, copying: Copying) -> tuple[str, int, int | None] | Non
 
 
 def copy(batches: Iterator[pa.RecordBatch], copying: Copying) -> Iterator[pa.RecordBatch]:
-    """In a process of Spark's: look at the originals and stage their copies, where there is a run to stage them in."""
-    found: dict[tuple[str, str, str], Found] = {}
+    """In a process of Spark: look at the originals, and stage their copies unless it is a dry run."""
+    found: dict[tuple[str, str, str], ReplayCount] = {}
     opened: set[str] = set()
     with copying.address.opened() as bulk:
         for batch in batches:
             copies: dict[str, list[Enqueue]] = {}
             for id, original, task, what in _looked_at(bulk, batch, dry_run=copying.run_id is None):
                 place = (what, "", "") if task is None else (what, task.queue, task.name)
-                seen = found.setdefault(place, Found(what=what, queue=place[1], name=place[2]))
+                seen = found.setdefault(place, ReplayCount(what=what, queue=place[1], name=place[2]))
                 seen.tasks += 1
                 if len(seen.sample) < SAMPLE:
                     seen.sample = [*seen.sample, original]
@@ -189,7 +194,7 @@ def copy(batches: Iterator[pa.RecordBatch], copying: Copying) -> Iterator[pa.Rec
 
 
 def _looked_at(bulk: Bulk, batch: pa.RecordBatch, *, dry_run: bool) -> Iterator[tuple[str, str, Record | None, str]]:
-    """The id of the copy, that of the original, the original if it is there, and what is to be done."""
+    """For each row the id of the copy, the id of the original, the original if it is there, and what becomes of it."""
     ids: list[Any] = batch.column(ID).to_pylist()
     originals: list[Any] = batch.column(KEY).to_pylist()
     tasks = bulk.records([original for original in originals if original])
@@ -205,7 +210,7 @@ def _looked_at(bulk: Bulk, batch: pa.RecordBatch, *, dry_run: bool) -> Iterator[
 
 
 def copy_of(task: Record, id: str, label: str, queue: str) -> Enqueue:
-    """A task like another one, from its beginning."""
+    """A copy of a task that begins anew: no attempts, no eta, no interval."""
     return Enqueue(
         id=id,
         name=task.name,

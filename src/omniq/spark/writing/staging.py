@@ -1,4 +1,4 @@
-"""A run of tasks that Spark's processes stage and its driver commits: which run it is, and how its rows get there."""
+"""A run of tasks: opened by the driver, filled by Spark's processes, committed by the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omniq.errors import Invalid, RunClosed, StoreError
 from omniq.operations import Enqueue, RunInfo, RunState
 from omniq.spark.address import Address, is_file, resolved
 from omniq.spark.causes import unwrapped
-from omniq.spark.rows import Rows
+from omniq.spark.rows import TaskRows
 from omniq.spark.sessions import is_connect
 from omniq.spark.writing.columns import ID, KEY, in_ranges
 from omniq.spark.writing.writing import CHUNK, chunks
@@ -23,26 +23,28 @@ from omniq.storage.bulk import Bulk
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FILE_WRITERS = 2  # more would only wait for each other: one writes while the other makes tasks of its rows
+# More would only wait for each other: one writes while the other makes tasks of its rows.
+FILE_WRITERS = 2
 MAX_SHOWN = 200
+# One schema for two kinds of rows: a `mapInArrow` has only one. Ids come by chunks, the counts of a part once at its end.
 TALLY = "id string, rows long, without_key long, sample string"
 _TALLY = pa.schema([("id", pa.string()), ("rows", pa.int64()), ("without_key", pa.int64()), ("sample", pa.string())])
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a process of Spark's needs to stage rows; strings and numbers only, since it travels."""
+    """All that a process of Spark needs to stage rows; strings and numbers only, since it is pickled."""
 
     address: Address
     run_id: str
-    rows: Rows
+    rows: TaskRows
     names: dict[str, str]  # what the user calls the columns
     chunk: int = CHUNK
     strict: bool = False
     keep_ids: bool = False
 
 
-class Tally(msgspec.Struct):
-    """What came of the rows of a run, as Spark counts them; how many tasks were new only the store knows."""
+class StagedCount(msgspec.Struct):
+    """The rows of a run as Spark counts them; only the store knows how many tasks were new."""
 
     rows: int = 0
     without_key: int = 0
@@ -51,26 +53,28 @@ class Tally(msgspec.Struct):
 
 
 def parts_of(spark: SparkSession, url: str) -> int:
-    """How many processes may stage at once."""
+    """The number of processes that may stage at once."""
     if is_file(resolved(url)):
         return FILE_WRITERS
+    # A session of Spark Connect does not tell its cores; the partitions of its shuffles are the nearest thing to them.
     if is_connect(spark):
         return int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
     return 2 * spark.sparkContext.defaultParallelism
 
 
 def begin(bulk: Bulk, run_id: str, queue: str, ttl_s: float) -> tuple[str, RunInfo | None]:
-    """Open a run, or go on with one that is open; of one that was committed its end comes back too.
+    """Open a run, or go on with an open one; for a run that was committed its end is returned too.
 
-    One that failed is over. Its name begins another: `run`, `run~2`, `run~3`, …, so that what is left of the failed one,
-    such as a process that nobody could stop, cannot add to it.
+    A run that failed is over, and the next one of its name is `run~2`, then `run~3`, …: a process of the failed run that
+    nobody could stop cannot add to it.
     """
     for n in count(1):
         name = run_id if n == 1 else f"{run_id}~{n}"
         bulk.join_run(name, queue)
         found = bulk.run(name)
         if found is not None and found.state is RunState.COMMITTED:
-            return name, bulk.commit_run(name)  # its driver may have died before all was visible
+            # Its driver may have died before all was visible, and a commit may be repeated.
+            return name, bulk.commit_run(name)
         if found is None or found.state is RunState.OPEN:
             try:
                 bulk.open_run(name, queue, ttl_s)
@@ -91,10 +95,10 @@ def committed(bulk: Bulk, run_id: str) -> RunInfo:
 
 @contextmanager
 def aborting(bulk: Bulk, run_ids: Callable[[], Sequence[str]]) -> Generator[None, None, None]:
-    """Abort the runs when what is done with them fails."""
+    """Abort the runs when the block fails."""
     try:
         yield
-    except BaseException as exc:
+    except BaseException as exc:  # Ctrl-C too: its rows would else be staged for a day
         for run_id in run_ids():
             try:
                 bulk.abort_run(run_id)
@@ -105,12 +109,12 @@ def aborting(bulk: Bulk, run_ids: Callable[[], Sequence[str]]) -> Generator[None
         raise
 
 
-def staged(df: DataFrame, work: Work, parts: int) -> Tally:
+def staged(df: DataFrame, work: Work, parts: int) -> StagedCount:
     """Stage all rows of `df`, whose columns `chosen` made; raises `Invalid` when some have no key."""
     out = in_ranges(df, parts).mapInArrow(lambda batches: stage(batches, work), TALLY)
     with unwrapped():
         table = out.toArrow()
-    tally = Tally(
+    tally = StagedCount(
         rows=sum(table["rows"].drop_null().to_pylist()),
         without_key=sum(table["without_key"].drop_null().to_pylist()),
         sample=next(iter(table["sample"].drop_null().to_pylist()), None),
@@ -124,18 +128,18 @@ def staged(df: DataFrame, work: Work, parts: int) -> Tally:
     return tally
 
 
-def counted(df: DataFrame, keep_ids: bool) -> Tally:
-    """What `staged` would count, of rows that are there already."""
+def counted(df: DataFrame, keep_ids: bool) -> StagedCount:
+    """The count that `staged` would return, of rows whose run was committed before."""
     with unwrapped():
         if not keep_ids:
-            return Tally(rows=df.count())
+            return StagedCount(rows=df.count())
         ids = df.select(ID).toArrow()[ID]
-    return Tally(rows=len(ids), ids=ids.unique())
+    return StagedCount(rows=len(ids), ids=ids.unique())
 
 
 def stage(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
-    """In a process of Spark's: stage the rows of one part. Again is harmless, since the ids are the same."""
-    seen = Tally()
+    """In a process of Spark: stage the rows of one part. A repeat is harmless, since the ids are the same."""
+    seen = StagedCount()
     with work.address.opened() as bulk:
         bulk.join_run(work.run_id, work.rows.form.queue)
         for tasks in chunks(_with_key(batches, seen, work), work.rows, work.chunk, strict=work.strict):
@@ -152,8 +156,8 @@ def _ids(tasks: list[Enqueue]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([task.id for task in tasks], pa.string()), *nothing], schema=_TALLY)
 
 
-def _with_key(batches: Iterator[pa.RecordBatch], seen: Tally, work: Work) -> Iterator[pa.RecordBatch]:
-    """The batches that can be staged; from the first row without a key on they are only counted."""
+def _with_key(batches: Iterator[pa.RecordBatch], seen: StagedCount, work: Work) -> Iterator[pa.RecordBatch]:
+    """The batches that can be staged. From the first row without a key on, rows are only counted: the run will fail."""
     for batch in batches:
         seen.rows += batch.num_rows
         keys = batch.column(KEY)

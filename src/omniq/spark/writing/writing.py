@@ -17,7 +17,7 @@ from omniq.operations import Enqueue, Enqueued
 from omniq.spark.address import Address, address_of, is_file, resolved
 from omniq.spark.causes import sentence_first
 from omniq.spark.reading.options import choice, count, known_options, url_of
-from omniq.spark.rows import Rows, rows_of
+from omniq.spark.rows import TaskRows, rows_of
 from omniq.storage.bulk import Bulk, open_bulk
 from omniq.tasks import OptionFields
 
@@ -43,15 +43,16 @@ WRITE = (
     "onConflict",
     "chunkRows",
 )
+# Rows of one transaction. Longer scripts keep the other clients of a Redis server waiting, and were no faster.
 CHUNK = 5000
-REDIS_CHUNK = 500  # longer scripts keep other clients of the server waiting
+REDIS_CHUNK = 500
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to write and how."""
+    """The checked options of a write."""
 
     url: str
-    rows: Rows
+    rows: TaskRows
     run_id: str
     run_ttl_s: float = 86_400.0
     visible: Literal["on_commit", "immediately"] = "on_commit"
@@ -60,7 +61,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Check the options of a write; raises `ConfigError` or `Invalid`, which name the option and what it may be."""
+    """Check the options of a write; raises `ConfigError` or `Invalid`, which name the option and its possible values."""
     options = known_options(given, WRITE, "writing")
     url = url_of(options)
     strict = choice(options, "onConflict", ("skip", "error")) == "error"
@@ -76,7 +77,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     )
 
 
-def _rows(options: Mapping[str, str]) -> Rows:
+def _rows(options: Mapping[str, str]) -> TaskRows:
     if "func" not in options:
         raise ConfigError('format omniq writes calls of a function: add .option("func", "module:name")')
     fixed: OptionFields = {}
@@ -110,30 +111,31 @@ def arguments(text: str, what: str) -> list[str] | dict[str, str]:
     return {keyword.strip(): column.strip() for keyword, _, column in named}
 
 
-def writer(options: Mapping[str, str], names: Sequence[str], overwrite: bool) -> Writer:
-    """Open the run on the driver, so that what is wrong is said before any row is computed."""
+def writer(options: Mapping[str, str], names: Sequence[str], overwrite: bool) -> TaskWriter:
+    """Open the run on the driver, so that a mistake is reported before any row is computed."""
     if overwrite:
         raise ConfigError('format omniq only appends tasks and replaces none: write with .mode("append")')
     asked = write_options(options)
     asked.rows.check(names)
     with open_bulk(resolved(asked.url)) as bulk:
-        made = Writer(asked, address_of(asked.url, bulk.info().store_id))
+        made = TaskWriter(asked, address_of(asked.url, bulk.info().store_id))
         if asked.visible == "on_commit":
             bulk.open_run(asked.run_id, asked.rows.form.queue, asked.run_ttl_s)
     return made
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """What one task of Spark did. A repeated one finds its own rows: only the store counts right (`Bulk.run`)."""
+class WrittenTasks(WriterCommitMessage):
+    """The rows that one task of Spark stored. A repeated task finds its own rows: only the store counts right (`Bulk.run`)."""
 
     new: int = 0
     there: int = 0
 
 
-class Writer(DataSourceArrowWriter):
+class TaskWriter(DataSourceArrowWriter):
     """Stages rows in chunks wherever Spark runs it; the driver commits or aborts the run."""
 
+    # Pickled for each of these calls, which may run in different processes: it keeps no store open.
     def __init__(self, options: WriteOptions, address: Address) -> None:
         self.options = options
         self.address = address
@@ -144,8 +146,8 @@ class Writer(DataSourceArrowWriter):
             bulk.join_run(self.options.run_id, self.options.rows.form.queue)
             yield bulk
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        written = Written()
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenTasks:
+        written = WrittenTasks()
         with self._joined() as bulk:
             for tasks in chunks(iterator, self.options.rows, self.options.chunk_rows, strict=self.options.strict):
                 new, there = self._store(bulk, tasks)
@@ -173,13 +175,15 @@ class Writer(DataSourceArrowWriter):
     @sentence_first()
     def abort(self, messages: list[Any]) -> None:
         if self.options.visible == "on_commit":
-            with self._joined() as bulk, suppress(RunClosed):  # its time is over, so it is aborted already
+            # A run whose time is over is aborted already; one that was committed must not be.
+            with self._joined() as bulk, suppress(RunClosed):
                 bulk.abort_run(self.options.run_id)
 
 
-def chunks(batches: Iterator[pa.RecordBatch], rows: Rows, size: int, *, strict: bool) -> Iterator[list[Enqueue]]:
-    """The tasks of all rows, in pieces of `size`. A key that stands twice in a piece is taken once; if `strict`, a body of its
-    own is refused."""
+def chunks(batches: Iterator[pa.RecordBatch], rows: TaskRows, size: int, *, strict: bool) -> Iterator[list[Enqueue]]:
+    """The tasks of all rows, in pieces of `size`. A key that is repeated in a piece is taken once, or refused with another body
+    if `strict`."""
+    # Repeats in different pieces are left to the store, which knows all keys.
     waiting: dict[str, Enqueue] = {}
     for batch in batches:
         for task in rows.tasks(batch):

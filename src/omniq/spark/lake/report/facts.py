@@ -1,4 +1,4 @@
-"""What a report is made of: plain values, whoever computed them. Moments are in UTC, times in milliseconds."""
+"""The figures of a report: plain values, whoever computed them. Moments are in UTC, times in milliseconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from omniq.spark.lake.layout import Gap
 
-# The id of the store that the generator's histories say they come from, or how it begins.
+# The id of the store in the generator's histories, or its beginning.
 MADE_UP = "synthetic"
 
 
@@ -32,7 +32,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in one step; `backlog` waited or ran at its end."""
+    """The runs that ended in one step; `backlog` tasks waited or ran at its end."""
 
     at: datetime
     succeeded: int = 0
@@ -43,7 +43,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the runs that ended in one step; None where they were too few."""
+    """Percentiles of the runs that ended in one step; None where they were too few."""
 
     at: datetime
     runs: int
@@ -82,7 +82,7 @@ class DayFailures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StormWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """Five minutes of a function. `known` tasks of it came in the 24 hours before; `retry_ms` is None where no run is kept."""
+    """Five minutes of a function, after `known` tasks in the 24 hours before. `retry_ms` is None where no run is kept."""
 
     store: str
     name: str
@@ -96,7 +96,7 @@ class StormWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """A retry storm from its beginning to its end, and what it cost. `ratio` compares its worst window with the day before."""
+    """A retry storm from its beginning to its end, and its cost. `ratio` compares its worst window with the day before."""
 
     store: str
     name: str
@@ -135,7 +135,7 @@ class GroupWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotHour(msgspec.Struct, frozen=True, kw_only=True):
-    """An hour of a queue. `known_hours` of it are no forecast, in all."""
+    """An hour of a queue that has `known_hours` hours in all besides its forecast."""
 
     store: str
     queue: str
@@ -148,7 +148,7 @@ class SlotHour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """A chapter of a report: what the stores in it did, measured or made up."""
+    """A chapter of a report: the history of some stores, measured or made up."""
 
     stores: tuple[str, ...]
     made_up: bool
@@ -171,5 +171,5 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def days(self) -> float:
-        """How long the history is."""
+        """The length of the history."""
         return (self.last - self.first).total_seconds() / 86_400

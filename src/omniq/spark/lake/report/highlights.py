@@ -1,4 +1,4 @@
-"""What stands out in a history, in sentences for somebody who has a minute. Of too little data nothing is said."""
+"""The findings that stand out in a history, in sentences for a reader with a minute. Too little data gives no sentence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from omniq.spark.lake.report.incidents import incidents
 from omniq.spark.lake.report.samples import FORECAST, KIND, LIMIT, SHARE
 from omniq.spark.lake.report.units import count, duration, from_to, moment, number
 
+# A wait of less is no reason to change a limit.
 _BLOCKED_MS = 60_000
 
 
 def findings(figures: Figures) -> list[str]:
+    # Gaps come first, since every number below them may be too low.
     found = [
         *_gaps(figures),
         *_failures(figures),
@@ -29,10 +31,10 @@ def findings(figures: Figures) -> list[str]:
 
 
 def _gaps(figures: Figures) -> list[str]:
-    """Hours in which nothing came in have no row that could be marked."""
+    """A sentence for each gap. The tables cannot tell of all: hours in which nothing came in have no row to be marked."""
     return [
         f"{count(gap.last - gap.first + 1, 'event')} between {moment(gap.since)} and {moment(gap.until)} UTC were purged "
-        "before they came in: counts of that time are too low, and what ended then looks unended."
+        "before they came in: counts of that time are too low, and tasks that ended then look unfinished."
         for gap in figures.gaps
     ]
 
@@ -65,7 +67,7 @@ def _storms(figures: Figures) -> list[str]:
 
 
 def incident_told(incident: Incident, with_store: bool) -> str:
-    """From when to when, what it cost, and how far that was from what is usual."""
+    """The time of an incident, its cost, and how far it was from the usual, as a sentence."""
     where = f"{incident.name} of store {incident.store}" if with_store else incident.name
     cost = "" if incident.retry_ms is None else f", which took {duration(incident.retry_ms)}"
     part = f"{number(incident.retries)} of {number(incident.runs)} runs were retries{cost}"
@@ -74,12 +76,13 @@ def incident_told(incident: Incident, with_store: bool) -> str:
 
 
 def _groups(figures: Figures) -> list[str]:
+    # The first that qualifies is the one that lost most: the query has them in that order.
     for group in figures.groups:
         held = group.blocked_ms >= _BLOCKED_MS and group.blocked_ms * 2 >= group.waiting_ms
         if held and LIMIT.enough(group.started):
             return [
                 f"Group {group.group_id} of queue {group.queue} waited {duration(group.blocked_ms)} at its limit: "
-                "raise the limit if what it protects can bear more."
+                "raise the limit if the service behind it can take more."
             ]
     return []
 
@@ -96,7 +99,7 @@ def _slots(figures: Figures) -> list[str]:
 
 
 def forecasts(figures: Figures) -> dict[str, list[SlotHour]]:
-    """The hours of each queue of which enough is known to look ahead; with its store where there are several."""
+    """The hours of each queue with enough history for a forecast, under its name, with the store where there are several."""
     several = len({row.store for row in figures.capacity}) > 1
     found: dict[str, list[SlotHour]] = {}
     for (store, queue), rows in groupby(figures.capacity, key=lambda row: (row.store, row.queue)):

@@ -1,4 +1,4 @@
-"""Retry storms as those see them who have to act: neighbouring windows of the table `retry_storm` are one incident."""
+"""Retry storms as incidents: neighbouring windows of the table `retry_storm` are one event for whoever has to act."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from itertools import groupby
 from omniq.spark.lake.report.facts import Incident, StormWindow
 from omniq.spark.lake.report.samples import BASELINE
 
-WINDOW = timedelta(minutes=5)
+WINDOW = timedelta(minutes=5)  # of the table
 # Retries wait before they run: a pause of one window between two storms is part of the same incident.
 QUIET_WINDOWS = 1
 
 
 def incidents(windows: Iterable[StormWindow]) -> list[Incident]:
-    """One for each run of storms of a function and store, in the order of their beginning.
+    """One incident for each series of storms of a function and store, in the order of their beginning.
 
-    A quiet window between two storms counts with them. Windows with too little history before them are no storms here.
+    A quiet window between two storms counts with them. A window with too little history before it is not counted as a storm.
     """
     found: list[Incident] = []
 
@@ -25,6 +25,7 @@ def incidents(windows: Iterable[StormWindow]) -> list[Incident]:
         return window.store, window.name
 
     for _, own in groupby(sorted(windows, key=lambda window: (*of(window), window.start)), key=of):
+        # Quiet windows wait until the next storm shows that they lie inside of the incident; behind the last storm they do not.
         current: list[StormWindow] = []
         quiet: list[StormWindow] = []
         for window in own:
@@ -42,7 +43,7 @@ def incidents(windows: Iterable[StormWindow]) -> list[Incident]:
 
 
 def unproven(windows: Iterable[StormWindow]) -> StormWindow | None:
-    """The best known of the windows that would be storms, had there been more before them."""
+    """Of the windows that would be storms, had there been more tasks before them, the one with most."""
     doubtful = [window for window in windows if window.storm and not BASELINE.enough(window.known)]
     return max(doubtful, key=lambda window: window.known, default=None)
 

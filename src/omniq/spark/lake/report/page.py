@@ -1,4 +1,4 @@
-"""One page about a lake, for whoever runs the service and whoever pays for it; it needs nothing but itself."""
+"""One page about a lake, for whoever runs the service and whoever pays for it; it loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from omniq.spark.lake.report.units import NOTHING, count, duration, from_to, mom
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Goes into the page itself, which loads nothing from elsewhere.
 _CSS = (Path(__file__).parent / "report.css").read_text()
-_SHORT_S = 600  # a span below this is told in seconds
+_SHORT_S = 600  # below it the ends of a span are shown with seconds
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written, and what stands out in it. Of the tasks, `made_up` came from the generator."""
+    """The page that was written, and its findings. Of the `tasks`, `made_up` came from the generator."""
 
     path: str
     tasks: int
@@ -42,13 +43,14 @@ def report(
 ) -> Report:
     """Write the page about the tables as they were last built.
 
-    What the generator made up has a chapter of its own. Raises `LakeError` when there is nothing to tell of.
+    Tasks that the generator made up have a chapter of their own. Raises `LakeError` when the lake has nothing to report.
     """
     lake = lake if isinstance(lake, Lake) else Lake(lake)
     with unwrapped():
         chapters = gather(spark, lake, since)
     path = Path(out).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed when it is whole: a report that is written every hour may be open in a browser.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(page(chapters, title), encoding="utf-8")
     draft.replace(path)
@@ -78,14 +80,14 @@ def page(chapters: Sequence[Figures], title: str) -> str:
 
 
 def _banner(chapters: Sequence[Figures]) -> str:
-    """Says what nobody measured."""
+    """The banner that names the tasks that nobody measured; empty without any."""
     invented = next((figures for figures in chapters if figures.made_up), None)
     if invented is None:
         return ""
     whose = f"omniq's generator made up {count(invented.totals.tasks, 'task')} ({_stores(invented)}); no worker ran them."
     if len(chapters) == 1:
         return f'<p class="banner"><b>Made up.</b> {_(whose)} Nothing on this page was measured.</p>'
-    where = f'They have <a href="#made-up">a chapter of their own</a>, and are in no number of the chapter {_(_MEASURED)}.'
+    where = f'They have <a href="#made-up">a chapter of their own</a>, and no number of the chapter {_(_MEASURED)} counts them.'
     return f'<p class="banner"><b>Not all was measured.</b> {_(whose)} {where}</p>'
 
 
@@ -138,6 +140,7 @@ _ABOUT = {
 def _tiles(figures: Figures) -> str:
     totals = figures.totals
     ended = totals.succeeded + totals.failed
+    # A share in percent claims more than a few tasks can carry; "2 of 3" does not.
     share = f"{totals.succeeded / ended:.1%}" if SHARE.enough(ended) else f"{number(totals.succeeded)} of {number(ended)}"
     waited, ran = (value if P95.enough(totals.started) else None for value in (totals.wait_p95, totals.run_p95))
     shown = (
@@ -297,7 +300,7 @@ def _slots(figures: Figures) -> str:
 
 
 class _Markup(str):
-    """Text that is HTML already."""
+    """Text that is HTML already; everything else is escaped, since names and errors come from outside."""
 
 
 def _picture(figures: Figures, name: str, drawn: plots.Figure) -> str:

@@ -30,9 +30,10 @@ from omniq.spark.lake.report.facts import (
 )
 from omniq.spark.lake.report.scales import Scale, counts, durations, moments
 
+# Each has one meaning in all pictures: green is good or usual, yellow was tried again or is rare, red failed or is the worst.
 GOOD, WAIT, BAD, QUIET, LINE, PALE = "#2a7f62", "#e09f3e", "#b3323a", "#9aa5b1", "#1f4e79", "#cbd9e6"
 SEEN = "#a5d3c1"  # the pale GOOD
-KINDS = 6  # of failures with a colour of their own
+KINDS = 6  # of failures with a colour of their own; the others are grey together
 _WIDTH = 10
 _STYLE: Any = {
     "axes.axisbelow": True,
@@ -56,6 +57,7 @@ _STYLE: Any = {
 P = ParamSpec("P")
 
 
+# Not `mpl.style.use`: a report in a notebook would change the pictures of its user.
 def _styled(paint: Callable[P, Figure]) -> Callable[P, Figure]:
     @functools.wraps(paint)
     def painted(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -66,7 +68,9 @@ def _styled(paint: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def svg(name: str, figure: Figure) -> str:
-    """One picture. The same numbers give the same text; names on one page have to differ."""
+    """The SVG text of one picture, the same for the same numbers. Each picture of a page needs a `name` of its own."""
+    # Ids inside a picture come from the salt: by chance they would differ from run to run, and without a name they would be
+    # those of other pictures on the page.
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
@@ -82,7 +86,7 @@ def _figure(height: float) -> Figure:
 
 
 def _across(axes: Axes, scale: Scale, room: float = 0.01) -> None:
-    """The horizontal axis; `room` at both ends, as a part of it, keeps points from being cut."""
+    """Set the horizontal axis; `room` at both ends, as a part of its length, keeps points from being cut."""
     _scaled(axes.set_xscale, scale)
     margin = 0 if scale.log else (scale.high - scale.low) * room
     axes.set_xlim(scale.low if scale.low == 0 else scale.low - margin, scale.high + margin)
@@ -99,7 +103,7 @@ def _up(axes: Axes, scale: Scale) -> None:
 
 
 def _scaled(choose: Callable[..., Any], scale: Scale) -> None:
-    # What is below the first mark, as a wait of 0 is, stands on it.
+    # A value below the first mark, such as a wait of 0, is drawn on it.
     choose("log", nonpositive="clip") if scale.log else choose("linear")
 
 
@@ -113,7 +117,7 @@ def _seconds(at: datetime) -> float:
 
 
 def _rows(axes: Axes, labels: Sequence[str]) -> Any:
-    """A line for each label, the first one on top; where they stand."""
+    """Make a row for each label, the first on top, and return the heights of the rows."""
     places = np.arange(len(labels))[::-1]
     axes.set_yticks(places, [_short(label, 44) for label in labels])
     axes.set_ylim(-0.6, len(labels) - 0.4)
@@ -141,6 +145,7 @@ def throughput(flows: Sequence[Flow], step_s: float, first: datetime, last: date
         bottom = bottom + heights
     axes.set_ylabel(f"runs per {units.step(step_s)}")
     _up(axes, counts(float(bottom.max(initial=0))))
+    # On an axis of its own: a backlog of thousands would leave runs per minute flat on the ground.
     backlog = axes.twinx()
     ends, waiting = [moment + step_s for moment in at], [flow.backlog for flow in flows]
     tasks = [0, *waiting] if at else []
@@ -155,12 +160,12 @@ def throughput(flows: Sequence[Flow], step_s: float, first: datetime, last: date
     return figure
 
 
-_THURSDAY = 3  # the weekday on which the numbers of hours begin
+_THURSDAY = 3  # the weekday of 1970-01-01, from which hours are counted
 _BACKLOG = "waiting or running (right axis)"
 
 
 def _span(rows: Sequence[Flow | Percentiles | Retries], step_s: float, first: datetime, last: datetime) -> Scale:
-    """From the first step to the end of the last one."""
+    """The axis from the first step to the end of the last step."""
     ends = [row.at + timedelta(seconds=step_s) for row in rows]
     return moments(min([first, *(row.at for row in rows)]), max([last, *ends]))
 
@@ -176,6 +181,7 @@ def percentiles(rows: Sequence[Percentiles], kind: str, step_s: float, first: da
         if not samples.LINE.enough(sum(value is not None for value in values)):
             continue
         shown += values
+        # A gap in the line where a step had too few runs: joining its neighbours would claim a value for it.
         drawn = [float("nan") if value is None else value for value in values]
         axes.plot(at, drawn, color=colour, label=share, marker="o", markersize=3 if len(rows) < 60 else 1, clip_on=False)
     _up(axes, _length(shown))
@@ -186,7 +192,7 @@ def percentiles(rows: Sequence[Percentiles], kind: str, step_s: float, first: da
 
 @_styled
 def heat_map(hours: Sequence[HourLoad], first: datetime, last: datetime) -> Figure:
-    """The mean of the weeks, for one may have two Mondays; an hour of the week that was not seen is blank."""
+    """The mean of all weeks, since a history may have two Mondays and one Tuesday. An hour that was not seen is blank."""
     grid, weeks = np.zeros((7, 24)), np.zeros((7, 24))
     for hour in range(int(_seconds(first) // 3600), int(-(-_seconds(last) // 3600))):
         weeks[(hour // 24 + _THURSDAY) % 7, hour % 24] += 1
@@ -196,7 +202,7 @@ def heat_map(hours: Sequence[HourLoad], first: datetime, last: datetime) -> Figu
     scale = counts(float(np.nanmax(grid)))
     figure = _figure(2.6)
     axes = figure.subplots()
-    # By the root: one hour of a storm would leave all others as pale as the night.
+    # Coloured by the root: one hour of a storm would else leave all others as pale as the night.
     by_root = PowerNorm(0.5, vmin=0, vmax=scale.high)
     shown = axes.pcolormesh(grid, cmap="YlGnBu", edgecolors="white", linewidth=1, norm=by_root)
     axes.invert_yaxis()
@@ -211,7 +217,7 @@ def heat_map(hours: Sequence[HourLoad], first: datetime, last: datetime) -> Figu
 
 @_styled
 def failures(kinds: Sequence[FailureKind], by_day: Sequence[DayFailures]) -> Figure:
-    """Days without a failure have their place too."""
+    """Failures by day and kind, with a place for days without a failure."""
     first, last = min(row.day for row in by_day), max(row.day for row in by_day)
     days = [first + timedelta(days=n) for n in range((last - first).days + 1)]
     figure = _figure(3)
@@ -236,6 +242,7 @@ def failures(kinds: Sequence[FailureKind], by_day: Sequence[DayFailures]) -> Fig
         bottom = bottom + np.array(list(left.values()))
     axes.set_ylabel("failed runs per day")
     _up(axes, counts(float(bottom.max())))
+    # Room for seven days at least, or the bars of two days would fill the picture.
     axes.set_xlim(min(-0.5, len(days) / 2 - 4), max(len(days) - 0.5, len(days) / 2 + 3))
     shown = places[:: -(-len(days) // 10) or 1]
     axes.set_xticks(shown, [units.day(days[place]) for place in shown])
@@ -268,7 +275,7 @@ def retries(rows: Sequence[Retries], found: Sequence[Incident], step_s: float, f
 
 @_styled
 def slowest(rows: Sequence[FunctionTimes]) -> Figure:
-    """From the p50 to the p95 of each; those without a p95 have no place."""
+    """A line from the p50 to the p95 of each function; functions without a p95 are left out."""
     rows = [row for row in rows if row.run_p95 is not None]
     figure = _figure(1.1 + 0.32 * len(rows))
     axes = figure.subplots()
@@ -305,7 +312,7 @@ def capacity(queues: Mapping[str, Sequence[SlotHour]]) -> Figure:
     below = np.atleast_1d(figure.subplots(len(queues), 1))
     for axes, (queue, rows) in zip(below, queues.items(), strict=True):
         past, ahead = [row for row in rows if not row.is_forecast], [row for row in rows if row.is_forecast]
-        # Wide and below, for what is needed is often just what was seen.
+        # Wide and below, because the slots needed are often just those that were seen.
         axes.step(*_slots(rows, "slots_seen"), where="post", color=SEEN, linewidth=5, label="slots seen", clip_on=False)
         for some, style, label in ((past, "-", "needed, measured"), (ahead, ":", "needed, forecast")):
             axes.step(*_slots(some, "slots_needed"), where="post", color=LINE, linestyle=style, label=label, clip_on=False)

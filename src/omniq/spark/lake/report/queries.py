@@ -35,20 +35,22 @@ if TYPE_CHECKING:
 TOP = 10
 LINES = 5  # functions in one picture
 QUEUES = 3  # of which slots are shown
+# Each divides the minute, hour or day above it, so that steps begin where those do.
 _STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 21_600, 86_400, 604_800)
 _POINTS = 240  # more have no room on a page
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
 def gather(spark: SparkSession, lake: Lake, since: date | None = None) -> list[Figures]:
-    """The chapters of a report, from the tables of one build: what was measured, and what was made up if there is any.
+    """The chapters of a report, from the tables of one build: one of measured tasks, one of made up tasks if there are any.
 
-    Raises `LakeError` when there is nothing at all.
+    Raises `LakeError` when the lake has neither.
     """
     current = lake.current()
     frames = {name: lake.frame(spark, lake.manifest(name, current)) for name in _TABLES}
     stores = sorted(lake.manifest("events", current).seen)
     chapters = [[store for store in stores if is_made_up(store) is made_up] for made_up in (False, True)]
+    # With one chapter every row belongs to it, and no query needs a condition on the store.
     both = all(chapters)
     # Small queries keep Spark waiting for its driver: two chapters are asked for at a time.
     with ThreadPoolExecutor(len(chapters)) as beside:
@@ -81,7 +83,7 @@ class _Asked:
             self._frames = {name: frame.where(f"{_day(name)} >= '{since}'") for name, frame in self._whole.items()}
 
     def rows(self, query: str, whole: bool = False) -> list[dict[str, Any]]:
-        """Of a query in which `{table}` stands for one; `whole` takes it from before the first day too."""
+        """The rows of a query with tables as `{table}`; with `whole` also rows from before `since`."""
         frames = self._whole if whole else self._frames
         named: dict[str, Any] = {name: frame for name, frame in frames.items() if f"{{{name}}}" in query}
         return [_dated(row) for row in self._spark.sql(query, **named).toArrow().to_pylist()]
@@ -95,7 +97,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _dated(row: dict[str, Any]) -> dict[str, Any]:
-    """Moments leave Spark as microseconds, which no zone can shift."""
+    """A row with its microseconds as moments: moments leave Spark as numbers, which no zone can shift."""
     return {name.removesuffix("_us"): _moment(value) if name.endswith("_us") else value for name, value in row.items()}
 
 
@@ -118,13 +120,13 @@ def _chapter(ask: _Asked, stores: Sequence[str], gaps: list[Gap]) -> Figures | N
     if span["first"] is None:
         return None
     first, last = span["first"], span["last"]
-    # Gold knows minutes; a shorter history is told by single runs, which are there if nothing was cut off.
+    # Gold has minutes. A short history is shown by its single runs, which are all there unless `since` cuts some off.
     if ask.since is None and span["first_task"] is not None and (last - first).total_seconds() <= _POINTS * 30:
         first, last = max(first, span["first_task"]), min(last, max(span["last_task"], span["first_task"]))
     seconds = max((last - first).total_seconds(), 1.0)
     step = next((step for step in _STEPS_S if seconds / step <= _POINTS), _STEPS_S[-1])
     retries_step = max(step, WINDOW.total_seconds())
-    # What has too little behind it is not asked for. With `since` there may be more than is shown.
+    # Queries for a part that would be left out for lack of data are saved. With `since` there may be more data than is shown.
     days = 1e9 if ask.since is not None else (last - first).total_seconds() / 86_400
     return Figures(
         stores=tuple(stores),
@@ -149,7 +151,7 @@ def _chapter(ask: _Asked, stores: Sequence[str], gaps: list[Gap]) -> Figures | N
 
 
 def flows(rows: Sequence[dict[str, Any]], step_s: float) -> list[Flow]:
-    """One per step without a gap, from rows that have a `delta` of the backlog."""
+    """One flow per step without a gap, from rows that have a `delta` of the backlog."""
     known = {row["at"]: row for row in rows}
     if not known:
         return []
@@ -157,6 +159,7 @@ def flows(rows: Sequence[dict[str, Any]], step_s: float) -> list[Flow]:
     found: list[Flow] = []
     while at <= max(known):
         row = known.get(at, {})
+        # Never below 0, which a history that begins in the middle would come to: tasks end that it never saw arrive.
         backlog = max(0, backlog + (row.get("delta") or 0))
         ended = {name: row.get(name) or 0 for name in ("succeeded", "retried", "failed", "expired")}
         found.append(Flow(at=at, backlog=backlog, **ended))
@@ -173,7 +176,7 @@ def _claimed_run(row: dict[str, Any]) -> FunctionTimes:
 
 
 def _enough(row: dict[str, Any], kinds: Sequence[str]) -> dict[str, Any]:
-    """Without the percentiles of too few runs."""
+    """The row without the percentiles of too few runs."""
     hidden = {f"{kind}_{share}" for kind in kinds for share, sample in PERCENTILES.items() if not sample.enough(row["runs"])}
     return {name: None if name in hidden else value for name, value in row.items()}
 
@@ -191,6 +194,7 @@ _SPAN = """SELECT unix_micros(m.first) AS first_us, unix_micros(m.last) + 600000
     FROM (SELECT min(minute) AS first, max(minute) AS last FROM {queue_minute}) m,
     (SELECT min(created_at) AS first, max(last_event_at) AS last FROM {tasks}) t"""
 
+# An error of a thousandth in rank is enough for a tile, and a fifth cheaper than Spark's own 10,000.
 _TOTALS = """SELECT t.*, a.*, f.* FROM
     (SELECT count(*) AS tasks, count_if(status = 'SUCCESS') AS succeeded, count_if(status = 'FAILED') AS failed,
         count_if(finished_at IS NULL) AS unfinished FROM {tasks}) t,
@@ -209,6 +213,7 @@ _FAILURES = f"""SELECT fingerprint, name, first(error_type) AS error_type, sum(f
 
 _FAILURES_BY_DAY = "SELECT day, fingerprint, name, sum(failures) AS failures FROM {failure_day} GROUP BY ALL ORDER BY day"
 
+# Hours without a run that has a time are left out, because Spark raises for a quantile of an empty sketch.
 _SLOWEST = f"""SELECT name, queue, sum(runs) AS runs, sum(failed) AS failed,
     kll_sketch_get_quantile_double(kll_merge_agg_double(run_sketch), 0.5D) AS run_p50,
     kll_sketch_get_quantile_double(kll_merge_agg_double(run_sketch), 0.95D) AS run_p95,
@@ -228,7 +233,7 @@ def _minutes(step_s: float) -> str:
 
 
 def _runs(step_s: float) -> str:
-    """The same from the single runs and tasks; what counts when is as in `queue_minute`."""
+    """The same from the single runs and tasks, counted by the rules of `queue_minute`."""
     outcomes = ("succeeded", "retried", "failed", "expired")
     ended = ", ".join(f"count_if(what = '{outcome}') AS {outcome}" for outcome in outcomes)
     return f"""SELECT {_bucket(step_s, "moment")}, {ended},
@@ -266,7 +271,7 @@ def _merged(step_s: float) -> str:
 
 
 def _storms(since: date | None) -> str:
-    """Windows that are storms and their neighbours, with what came before them and what their retries took."""
+    """Windows that are storms and their neighbours, with the tasks of the day before and the time of their retries."""
     width = round(WINDOW.total_seconds())
     own = "OVER (PARTITION BY store, name ORDER BY unix_seconds(window_start) RANGE BETWEEN"
     wanted = "near" if since is None else f"near AND day >= '{since}'"

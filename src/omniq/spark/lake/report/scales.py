@@ -1,4 +1,4 @@
-"""Axes that can be read: where the marks stand, what they say, and where the axis begins and ends."""
+"""Readable axes: the places of their marks, the words at them, and both ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import msgspec
 
 from omniq.spark.lake.report.units import DAY_MS, HOUR_MS, MINUTE_MS, MONTHS, SECOND_MS, day, duration, number
 
-_WIDE = 50  # the largest by the smallest, from which on equal steps would hide the small ones
+_WIDE = 50  # largest by smallest value: beyond it equal steps would hide the small values
 _MARKS = 5
 _MOMENTS = 8
 _DAY_S = 86_400
+# Steps are round in the unit in which a person would say them: 15 minutes, but 20 ms; 2 hours, but not 20.
 _STEPS_MS = (
     *(part for size in (0.01, 0.1, 1, 10, 100) for part in (size, 2 * size, 5 * size)),
     *(n * SECOND_MS for n in (1, 2, 5, 10, 15, 30)),
@@ -51,7 +52,7 @@ def counts(most: float) -> Scale:
 
 
 def durations(least: float, most: float) -> Scale:
-    """Milliseconds, in units that fit their size; `least` is the smallest above 0 that is shown."""
+    """Milliseconds, in units that fit their size; `least` is the smallest value above 0 that is shown."""
     most = max(most, 0.01)
     if most > _WIDE * least > 0:
         low = max((mark for mark in _LOG_MS if mark <= least), default=_LOG_MS[0])
@@ -59,18 +60,20 @@ def durations(least: float, most: float) -> Scale:
         marks = tuple(mark for mark in _LOG_MS if low <= mark <= high)
         return Scale(marks=marks, words=tuple(map(duration, marks)), low=low, high=high, log=True)
     size = next((size for size in _STEPS_MS if most <= _MARKS * size), math.ceil(most / _MARKS / DAY_MS) * DAY_MS)
+    # Less a trifle: 0.07 / 0.01 is a little more than 7, and would ask for one mark too many.
     marks = tuple(n * size for n in range(max(1, math.ceil(most / size - 1e-9)) + 1))
     return Scale(marks=marks, words=("0", *map(duration, marks[1:])), low=0, high=marks[-1])
 
 
 def moments(first: datetime, last: datetime) -> Scale:
-    """Seconds since 1970, from `first` to `last`; words are of UTC. The caption has what all marks have in common."""
+    """Seconds since 1970, from `first` to `last`; words are in UTC. The caption has the part that all marks share."""
     low, high = first.timestamp(), max(last.timestamp(), first.timestamp() + 0.1)
     span = high - low
     first, last = _utc(low), _utc(high)
     size = next((size for size in _STEPS_S if span <= _MOMENTS * size), None)
     if size is not None:
         marks = tuple(n * size for n in range(math.ceil(low / size - 1e-6), math.floor(high / size + 1e-6) + 1))
+        # The end at midnight belongs to the day before it.
         one_day = first.date() == _utc(high - 1e-6).date()
         caption = f"{day(first)} {first.year}, UTC" if one_day else "UTC"
         return Scale(marks=marks, words=_clock(marks, size, one_day), low=low, high=high, caption=caption)

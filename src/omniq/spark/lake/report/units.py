@@ -1,4 +1,4 @@
-"""Amounts, times and moments as people say them. Moments are in UTC, whatever zone they come in."""
+"""Amounts, times and moments in words. Moments are in UTC, whatever zone they come in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _MANY = 120
 
 
 def duration(milliseconds: float | None) -> str:
-    """In milliseconds, seconds, minutes, hours or days, by its size."""
+    """A time in milliseconds, seconds, minutes, hours or days, by its size."""
+    # NaN alone differs from itself.
     if milliseconds is None or milliseconds != milliseconds:
         return NOTHING
     if milliseconds < 10:
@@ -29,7 +30,7 @@ def duration(milliseconds: float | None) -> str:
 
 
 def step(seconds: float) -> str:
-    """One of the times that runs are counted by: "hour", "5 minutes", "0.1 s"."""
+    """The length of a step of time: "hour", "5 minutes", "0.1 s"."""
     for size, word in ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
         if seconds >= size and seconds % size == 0:
             return word if seconds == size else f"{seconds // size:.0f} {word}s"
@@ -41,7 +42,7 @@ def number(amount: float) -> str:
 
 
 def count(amount: float, noun: str) -> str:
-    """With its noun, in the plural unless there is one."""
+    """An amount with its noun, in the plural unless it is one."""
     return f"{number(amount)} {noun}" if round(amount) == 1 else f"{number(amount)} {noun}s"
 
 
@@ -50,7 +51,7 @@ def moment(at: datetime) -> str:
 
 
 def from_to(first: datetime, last: datetime, seconds: bool = False) -> str:
-    """Both ends; the day once if it is the same."""
+    """Both ends of a span; their day only once if it is the same."""
     first, last = first.astimezone(UTC), last.astimezone(UTC)
     clock = "%H:%M:%S" if seconds else "%H:%M"
     until = f"{last:{clock}}" if first.date() == last.date() else f"{last:%Y-%m-%d {clock}}"
