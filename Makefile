@@ -4,6 +4,10 @@ PYTHON ?= python3
 ROUNDS ?= 20
 JOBS ?= 4
 
+# Test processes share what one of them has compiled, also where bytecode is not wanted elsewhere: else each compiles everything.
+test slow: export PYTHONDONTWRITEBYTECODE =
+PYTEST = $(BIN)/python -m pytest --dist loadfile --max-worker-restart=3 --durations=10 --durations-min=1
+
 BIN := .venv/bin
 # Names the interpreter's version and this folder, because a virtual environment fits one of each.
 VENV_TAG := $(shell $(PYTHON) -c 'import os, platform, zlib; print(platform.python_version(), format(zlib.crc32(os.getcwdb()), "08x"), sep="-")' 2>/dev/null)
@@ -26,10 +30,10 @@ demo: setup ## run the demo: tasks, results and a retry on SQLite, then the data
 	@$(BIN)/python examples/lake_demo.py
 
 test: setup ## run the tests, without the slow ones
-	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile --max-worker-restart=3 $(ARGS)
+	@$(PYTEST) -m "not slow" -n $(JOBS) $(ARGS)
 
 slow: setup ## run the slow tests, ROUNDS times
-	@ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --max-worker-restart=3 --timeout=3600 $(ARGS)
+	@ROUNDS=$(ROUNDS) $(PYTEST) -m slow -n 2 --timeout=3600 $(ARGS)
 
 check: setup ## format, lint, types, import layers, docs
 	@echo "ruff format"; $(BIN)/ruff format --check --quiet . || { echo "to repair: $(BIN)/ruff format ." >&2; exit 1; }

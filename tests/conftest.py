@@ -1,7 +1,10 @@
-"""What all tests share: where the repository is, and an automatic check that a test leaves nothing running."""
+"""What all tests share: where the repository is, a loop for async tests, and a check that a test leaves nothing running."""
 
 import asyncio
+import functools
+import inspect
 import os
+import shutil
 import signal
 import threading
 import time
@@ -10,12 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import forks
 
 LEAVE_S = 5.0
+MEMORY = "/dev/shm"
+ROOM_BYTES = 4 << 30
+FEW_ROUNDS = 5
 _LONGEST_FIRST = ("spark", "cli", "integration", "faults", "docs", "conformance", "unit")
 
 
 def pytest_configure() -> None:
+    _be_as_in_a_shell()
+    _keep_folders_in_memory()
+
+
+def _keep_folders_in_memory() -> None:
+    """A third of what tests of files compute goes into making and removing folders on a disk; no promise that they ask about
+    needs one. Where memory is short, or `--basetemp` or the variable names a place, they lie there."""
+    if os.path.isdir(MEMORY) and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+
+
+def _be_as_in_a_shell() -> None:
     """Undo what a caller left ignored, as a shell does with Ctrl-C for what runs in the background: programs inherit it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,15 +44,21 @@ def pytest_configure() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long begin first, so that no process of `make test` is left alone with one at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files that take long begin first, so that no process of `make test` is left alone with one at the end. Few rounds leave
+    costly tests out."""
+    if int(os.environ.get("ROUNDS") or 20) < FEW_ROUNDS:
+        costly = {item for item in items if item.get_closest_marker("costly")}
+        config.hook.pytest_deselected(items=list(costly))
+        items[:] = [item for item in items if item not in costly]
+    items.sort(key=lambda item: _rank(item.path))
+
+
+@functools.cache
+def _rank(file: Path) -> int:
     here = Path(__file__).parent
-
-    def rank(item: pytest.Item) -> int:
-        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
-        return _LONGEST_FIRST.index(folder) if folder in _LONGEST_FIRST else len(_LONGEST_FIRST)
-
-    items.sort(key=rank)
+    folder = file.relative_to(here).parts[0] if file.is_relative_to(here) else ""
+    return _LONGEST_FIRST.index(folder) if folder in _LONGEST_FIRST else len(_LONGEST_FIRST)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -64,6 +89,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return OneSession(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test on a loop of its own, which begins after its fixtures are made and ends before they are torn down.
+
+    Not in the plugin that ships: there it would take the tests of others away from pytest-asyncio or anyio.
+    """
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: value for name, value in pyfuncitem.funcargs.items() if name in wanted}))
+    return True
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The folder that holds pyproject.toml."""
@@ -71,8 +109,8 @@ def repository() -> Path:
 
 
 def _children() -> set[int]:
-    """Child processes of this one, zombies included; only Linux tells."""
-    found: set[int] = set()
+    """Child processes of this one, zombies included, and its forks; only Linux tells."""
+    found = forks.running()
     for listing in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         try:
             found.update(map(int, listing.read_text().split()))

@@ -128,6 +128,7 @@ def test_ctrl_c_while_waiting_leaves_the_task_and_prints_its_id(sh: Shell) -> No
     with sh.queue() as oq:
         while sum(c.ready for c in oq.counts()) < 2:
             assert waiting.poll() is None
+    sh.ok("queues")  # longer than it takes from the commit, which others see first, to waiting
     assert sh.interrupt(waiting) == 130
     id = (sh.folder / "out").read_text().splitlines()[-1]
     assert task_of(sh, id).status is TaskStatus.PENDING

@@ -1,8 +1,6 @@
 """The faulty storage: what it breaks, what it counts, and that it is a whole driver when it breaks nothing."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
@@ -22,45 +20,32 @@ test_conformance = conformance.tests(make_storage, capabilities=MemoryStorage.ca
 ENQUEUE = [(Enqueue(id="a", name="job", fingerprint="x"),)]
 
 
-def run(body: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(body)
-
-
-def test_unavailable_does_nothing() -> None:
-    async def body() -> None:
-        async with FaultyStorage(MemoryStorage(), ["unavailable"]) as store:
-            with pytest.raises(StoreUnavailable):
-                await store.apply(ENQUEUE)
-            assert await store.get("a") is None
-            assert await store.apply(ENQUEUE) == [[Enqueued(id="a", existed=False, state=State.READY)]]
-            assert store.done == {"unavailable": 1, "ok": 1}
-
-    run(body())
-
-
-def test_unknown_acts_and_then_fails_and_a_repeat_is_safe() -> None:
-    async def body() -> None:
-        async with FaultyStorage(MemoryStorage()) as store:
-            store.strike("unknown", "ok", "unknown")
-            with pytest.raises(OutcomeUnknown):
-                await store.apply(ENQUEUE)
-            assert await store.apply(ENQUEUE, repeat=True) == [[Enqueued(id="a", existed=True, state=State.READY)]]
-            reserve = [(Reserve(queues=("default",), token=new_token()),)]
-            with pytest.raises(OutcomeUnknown):
-                await store.apply(reserve)
-            (answer,) = await store.apply(reserve, repeat=True)
-            assert [t.id for t in answer[0].tasks] == ["a"]
-
-    run(body())
-
-
-def test_a_delay_only_delays() -> None:
-    async def body() -> None:
-        async with FaultyStorage(MemoryStorage(), ["delay"], delay_s=0.001) as store:
+async def test_unavailable_does_nothing() -> None:
+    async with FaultyStorage(MemoryStorage(), ["unavailable"]) as store:
+        with pytest.raises(StoreUnavailable):
             await store.apply(ENQUEUE)
-            assert store.done == {"delay": 1}
+        assert await store.get("a") is None
+        assert await store.apply(ENQUEUE) == [[Enqueued(id="a", existed=False, state=State.READY)]]
+        assert store.done == {"unavailable": 1, "ok": 1}
 
-    run(body())
+
+async def test_unknown_acts_and_then_fails_and_a_repeat_is_safe() -> None:
+    async with FaultyStorage(MemoryStorage()) as store:
+        store.strike("unknown", "ok", "unknown")
+        with pytest.raises(OutcomeUnknown):
+            await store.apply(ENQUEUE)
+        assert await store.apply(ENQUEUE, repeat=True) == [[Enqueued(id="a", existed=True, state=State.READY)]]
+        reserve = [(Reserve(queues=("default",), token=new_token()),)]
+        with pytest.raises(OutcomeUnknown):
+            await store.apply(reserve)
+        (answer,) = await store.apply(reserve, repeat=True)
+        assert [t.id for t in answer[0].tasks] == ["a"]
+
+
+async def test_a_delay_only_delays() -> None:
+    async with FaultyStorage(MemoryStorage(), ["delay"], delay_s=0.001) as store:
+        await store.apply(ENQUEUE)
+        assert store.done == {"delay": 1}
 
 
 def test_apply_blocking_is_struck_too() -> None:
@@ -71,10 +56,10 @@ def test_apply_blocking_is_struck_too() -> None:
         store.apply_blocking(ENQUEUE)
     for _ in range(2):
         assert store.apply_blocking(ENQUEUE) == [[Enqueued(id="a", existed=True, state=State.READY)]]
-    run(store.close())
+    asyncio.run(store.close())
 
 
-def test_a_seed_gives_the_same_faults_again() -> None:
+async def test_a_seed_gives_the_same_faults_again() -> None:
     async def faults(seed: int) -> list[str]:
         seen: list[str] = []
         async with FaultyStorage(MemoryStorage(), unavailable=0.3, unknown=0.3, seed=seed) as store:
@@ -86,12 +71,9 @@ def test_a_seed_gives_the_same_faults_again() -> None:
                     seen.append(type(exc).__name__)
         return seen
 
-    async def body() -> None:
-        first, again, other = await faults(1), await faults(1), await faults(2)
-        assert first == again != other
-        assert set(first) == {"ok", "StoreUnavailable", "OutcomeUnknown"}
-
-    run(body())
+    first, again, other = await faults(1), await faults(1), await faults(2)
+    assert first == again != other
+    assert set(first) == {"ok", "StoreUnavailable", "OutcomeUnknown"}
 
 
 def test_impossible_probabilities_are_refused() -> None:

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 from support import reference
 
-from omniq.storage.file.driver import FileStorage
+from omniq.storage.file import FileStorage
 from omniq.testing import FakeClock, conformance
 from omniq.testing.conformance import run_case
 

@@ -11,10 +11,10 @@ import pytest
 from support import differential, reference
 from support.redis_server import Server, bundled, running
 
+from omniq.storage.redis import RedisStorage
 from omniq.storage.redis import client as redis_client
-from omniq.storage.redis import driver as redis
 from omniq.storage.redis import plan as redis_plan
-from omniq.storage.redis.driver import RedisStorage
+from omniq.storage.redis import upkeep as redis_upkeep
 from omniq.testing import FakeClock, conformance
 
 _servers: list[Server] = []
@@ -96,8 +96,7 @@ def _with_small_limits(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     monkeypatch.setattr(redis_client, "SCRIPT", script)
     monkeypatch.setattr(redis_client, "SHA", hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest())
     monkeypatch.setattr(redis_plan, "WIDE", 1)
-    monkeypatch.setattr(redis, "WIDE", 1)
-    monkeypatch.setattr(redis, "TOGETHER", 1)
+    monkeypatch.setattr(redis_upkeep, "TOGETHER", 1)
 
 
 @pytest.mark.slow

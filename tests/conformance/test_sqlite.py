@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support import reference
 
-from omniq.storage.sqlite.driver import SQLiteStorage
+from omniq.storage.sqlite import SQLiteStorage
 from omniq.testing import FakeClock, conformance
 from omniq.testing.conformance import run_case
 

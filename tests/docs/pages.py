@@ -97,19 +97,15 @@ def on_spark(found: list[Block], *languages: str) -> bool:
 
 def run_page(page: Path, folder: Path, timeout: float) -> None:
     """Run a page in a folder and a process of its own."""
+    from support import forks  # not for that process, which imports this module too
+
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OMNIQ_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     if not has_netcat():  # then a stand-in of our own: what the pages show is the protocol, not netcat
         environment["PATH"] = f"{Path(__file__).with_name('stand-ins')}{os.pathsep}{environment['PATH']}"
     environment.pop("PYTEST_ADDOPTS", None)
-    done = subprocess.run(
-        [sys.executable, __file__, name(page), msgspec.json.encode(to_run(page)).decode()],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    command = [sys.executable, __file__, name(page), msgspec.json.encode(to_run(page)).decode()]
+    done = forks.run(command, cwd=folder, env=environment, timeout=timeout)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 

@@ -6,7 +6,6 @@ import re
 import lake_page
 
 import omniq.spark
-from omniq.spark.lake import bronze, checks
 from omniq.spark.lake.layout import Lake
 from omniq.spark.lake.tables import TABLES
 
@@ -41,6 +40,8 @@ def test_the_signatures_of_the_page_are_those_of_the_functions() -> None:
 
 
 def test_the_methods_and_checks_are_named() -> None:
+    from omniq.spark.lake import checks
+
     for method in ("init", "table", "files", "views"):
         assert f"`{method}(" in PAGE or f"`Lake.{method}(" in PAGE
         assert hasattr(Lake, method)
@@ -50,6 +51,8 @@ def test_the_methods_and_checks_are_named() -> None:
 
 
 def test_the_events_that_a_lake_knows_are_those_of_the_reference() -> None:
+    from omniq.spark.lake import bronze
+
     events = (lake_page.PAGE.parent / "events.md").read_text()
     assert [name for name in bronze.EVENTS if f"| `{name}` |" not in events] == []
     table = events.partition("## Events")[2].partition("## ")[0]

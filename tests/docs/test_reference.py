@@ -25,10 +25,11 @@ from omniq.spark.settings import EVERYWHERE, settings
 from omniq.spark.writing.writing import WRITE
 from omniq.storage import ledger
 from omniq.storage.base import BaseStorage
+from omniq.storage.file import changes as file_changes
+from omniq.storage.file import damage as file_damage
 from omniq.storage.file import folder as file_folder
 from omniq.storage.file import index as file_index
 from omniq.storage.file import journal as file_journal
-from omniq.storage.file import ledger as file_ledger
 from omniq.storage.file import lines as file_lines
 from omniq.storage.file import opening as file_opening
 from omniq.storage.sqlite import schema as sqlite_schema
@@ -117,8 +118,8 @@ def test_every_option_has_a_heading(docs: Path) -> None:
 
 
 def test_every_event_is_in_the_reference(docs: Path, repository: Path) -> None:
-    machine = "".join(path.read_text() for path in (repository / "src/omniq/storage").glob("*.py"))
-    written = set(re.findall(r"(?:_note|\.event)\(task, \"(\w+)\"", machine)) | {"retried", "expired"}
+    machine = "".join(path.read_text() for path in (repository / "src/omniq/storage").rglob("*.py"))
+    written = set(re.findall(r"\.(?:note|event)\(task, \"(\w+)\"", machine)) | {"retried", "expired"}
     assert len(written) >= 12
     assert missing(sorted(written), section(docs / "reference/events.md", "## Events")) == []
     assert missing(omniq.Event.__struct_fields__, section(docs / "reference/events.md", "## Fields")) == []
@@ -161,7 +162,8 @@ def test_every_verb_attribute_limit_and_error_of_the_line_protocol_is_in_the_ref
     verbs = [verb.decode() for verb in protocol._PARSERS] + ["DONE"]
     headings = " ".join(re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE))
     assert missing(verbs, headings) == []
-    for command in (protocol.Push, protocol.Fetch, protocol.Ack, protocol.Nack, protocol.Result, protocol.Auth):
+    named = ("Push", "Fetch", "Ack", "Nack", "Result", "Auth")
+    for command in (getattr(protocol, f"{name}Command") for name in named):
         assert missing(command.__struct_fields__, code(page)) == [], command.__name__
     limits = [name for name in ServeOptions.__struct_fields__ if name.startswith("max_")]
     assert [name for name in limits if f"`--{name.replace('_', '-')}`" not in page.read_text()] == []
@@ -220,16 +222,16 @@ FILE_SECTIONS = {
     "## Events": [file_lines.EventLine],
     "## Journal": [
         file_journal.Commit,
-        file_ledger.Rows,
+        file_changes.Rows,
         ledger.QueueRow,
         ledger.Lane,
-        ledger.Run,
+        ledger.StagedRun,
         omniq.operations.WorkerInfo,
         file_index.Counters,
     ],
     "## `format.json` and `state.json`": [file_opening.Format, file_folder.Meta],
     "## Locks": [file_folder.Control],
-    "## `corrupt/`": [file_opening.Report],
+    "## `corrupt/`": [file_damage.DamageReport],
 }
 
 
@@ -307,3 +309,18 @@ def test_what_makes_tasks_of_dataframes_is_in_the_reference(docs: Path) -> None:
         assert missing(inspect.signature(function).parameters, section(page, f"## `{name}`")) == [], name
     assert missing(omniq.spark.EnqueueReport.__struct_fields__, section(page, "## `enqueue`")) == []
     assert missing(omniq.spark.ReplayReport.__struct_fields__, section(page, "## `replay`")) == []
+
+
+def test_the_map_of_the_design_leads_to_files_and_names_that_are_there(docs: Path, repository: Path) -> None:
+    design = (docs / "explanation/design.md").read_text()
+    table = design.partition("## Where to find what")[2].partition("\n## ")[0]
+    rows = [row for row in table.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) > 15
+    for row in rows:
+        places = [repository / "src/omniq" / path for path in re.findall(r"`([\w/]+(?:/|\.py|/\w+\.lua))`", row)]
+        assert [str(place) for place in places if not place.exists()] == []
+        code = "".join(place.read_text() for place in places if place.is_file())
+        names = re.findall(r"`([A-Za-z_]+)`", row)
+        assert [name for name in names if not re.search(rf"(def |class |function \w+[.]){name}\b", code)] == ["PUSH"] * (
+            "PUSH" in row
+        )

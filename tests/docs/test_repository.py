@@ -8,13 +8,12 @@ import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from support.browser import browse
 
 import omniq
-from omniq.config import Backend
+from omniq.storage.url import GROUP, OWN, backend_of
 
 # Split, so that this file does not contain what it looks for.
 FORBIDDEN = {
@@ -99,7 +98,7 @@ def test_the_readme_says_how_to_install_what_most_users_need(repository: Path) -
 
 
 def test_every_store_is_named_where_the_product_is_described(repository: Path) -> None:
-    backends = {word.lower() for word in get_args(Backend)}
+    backends = {backend_of(f"{scheme}:") for scheme in OWN}
     told = {"sqlite": "sqlite", "file": "folder", "redis": "redis", "memory": "memory"}
     assert told.keys() == backends
     for name in ("README.md", "mkdocs.yml", "pyproject.toml", "docs/index.md"):
@@ -107,6 +106,11 @@ def test_every_store_is_named_where_the_product_is_described(repository: Path) -
         assert [word for word in told.values() if word not in text] == [], name
     setting = next(row for row in (repository / "docs/how-to/settings.md").read_text().splitlines() if "`OMNIQ_BACKEND`" in row)
     assert [name for name in backends if f"`{name}`" not in setting] == []
+
+
+def test_our_own_schemes_are_registered_like_those_of_other_packages(repository: Path) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"][GROUP] == OWN
 
 
 class Assets(HTMLParser):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 import pytest
+from support.forks import Python
 
 from omniq import BaseStorage
 
@@ -46,9 +47,7 @@ class Process:
         self.name = name
         self.out_path, self.err_path = folder / f"{name}.out", folder / f"{name}.err"
         with self.out_path.open("wb") as out, self.err_path.open("wb") as err:
-            self.popen = subprocess.Popen(
-                arguments, stdin=subprocess.PIPE, stdout=out, stderr=err, cwd=folder, env=_environment()
-            )
+            self.popen = Python(arguments, stdin=subprocess.PIPE, stdout=out, stderr=err, cwd=folder, env=_environment())
         self.frozen = self.killed = False
 
     @property
@@ -202,7 +201,7 @@ def _kill_if_there(pid: int) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This one without omniq's own variables, with this folder to import the tasks from."""
+    """This one without omniq's own variables, with this folder to import the tasks from, and the one that it needs itself."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OMNIQ_")}
-    paths = [str(HERE), *filter(None, [kept.get("PYTHONPATH")])]
+    paths = [str(HERE), str(HERE.parent), *filter(None, [kept.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}

@@ -34,7 +34,7 @@ from omniq.operations import (
     Stage,
     WorkerInfo,
 )
-from omniq.storage.file.driver import FileStorage
+from omniq.storage.file import FileStorage
 from omniq.testing import FakeClock
 
 START_US = 1_700_000_000_000_000

@@ -13,8 +13,8 @@ import msgspec
 
 from omniq.models import State
 from omniq.operations import Ack, Enqueue, Filter, Reserve, Reserved
-from omniq.storage.file.driver import FileStorage
-from omniq.storage.file.writer import Section
+from omniq.storage.file import FileStorage
+from omniq.storage.file.writer import FileSection
 
 FOLDER_OF = {
     State.STAGED: "queue/pending",
@@ -48,7 +48,7 @@ async def dump(storage: FileStorage) -> Dump:
     }
 
 
-def _rows(section: Section) -> Dump:
+def _rows(section: FileSection) -> Dump:
     """The small tables, which no public call shows whole."""
     index = section.index
     for queue in index.queues:

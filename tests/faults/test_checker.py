@@ -62,11 +62,8 @@ def test_a_tampered_history_is_found_out(tmp_path: Path, sql: str, finding: str)
     assert any(finding in text for text in found), found
 
 
-def test_an_attempt_that_ran_twice_is_found_out(tmp_path: Path) -> None:
-    asyncio.run(one_task_done(tmp_path / "queue.db"))
-
-    async def look() -> list[str]:
-        async with SQLiteStorage(tmp_path / "queue.db") as storage:
-            return await broken_promises(storage, [], [("a", 1, 7), ("a", 1, 8)], {"g": 1})
-
-    assert asyncio.run(look()) == ["attempt 1 of a ran 2 times"]
+async def test_an_attempt_that_ran_twice_is_found_out(tmp_path: Path) -> None:
+    await one_task_done(tmp_path / "queue.db")
+    async with SQLiteStorage(tmp_path / "queue.db") as storage:
+        broken = await broken_promises(storage, [], [("a", 1, 7), ("a", 1, 8)], {"g": 1})
+    assert broken == ["attempt 1 of a ran 2 times"]

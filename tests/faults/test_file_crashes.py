@@ -22,10 +22,10 @@ from support.faulty_files import FaultyFiles, How, LayeredStorage, LossyFiles, S
 from omniq.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.operations import Ack, Enqueue, Filter, Operation, Reserve, Reserved
 from omniq.storage.base import Result, Transaction
+from omniq.storage.file import FileStorage
 from omniq.storage.file import folder as file_folder
-from omniq.storage.file.driver import FileStorage
-from omniq.storage.machine import machine
 from omniq.storage.machine import staged_runs as runs
+from omniq.storage.machine import transitions
 
 ROUNDS = int(os.environ.get("ROUNDS") or 20)
 STEP = max(20 // ROUNDS, 1)  # the slow tests break off at every call, or at every so many of them
@@ -183,13 +183,10 @@ class Noting(FileStorage):
         return await super()._apply(transactions, now_us, repeat)
 
 
-def test_every_operation_of_the_contract_is_among_those_that_are_interrupted(furnished: Path, room: Path) -> None:
-    async def main() -> None:
-        for scene in SCENES.values():
-            async with Noting(copied(furnished, room), clock=clock(), durability="process") as storage:
-                await scene(storage)
-
-    asyncio.run(main())
+async def test_every_operation_of_the_contract_is_among_those_that_are_interrupted(furnished: Path, room: Path) -> None:
+    for scene in SCENES.values():
+        async with Noting(copied(furnished, room), clock=clock(), durability="process") as storage:
+            await scene(storage)
     kinds = list(Operation.__subclasses__())
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -197,50 +194,52 @@ def test_every_operation_of_the_contract_is_among_those_that_are_interrupted(fur
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_a_process_that_dies_at_any_call_leaves_all_or_nothing(furnished: Path, room: Path, name: str) -> None:
-    assert asyncio.run(stop_everywhere(furnished, SCENES[name], room, live=False)) > 6
+async def test_a_process_that_dies_at_any_call_leaves_all_or_nothing(furnished: Path, room: Path, name: str) -> None:
+    assert await stop_everywhere(furnished, SCENES[name], room, live=False) > 6
 
 
 @pytest.mark.parametrize("name", BRIEF)
-def test_a_process_that_is_there_takes_over_from_one_that_dies_at_any_call(furnished: Path, room: Path, name: str) -> None:
-    asyncio.run(stop_everywhere(furnished, SCENES[name], room, live=True))
+async def test_a_process_that_is_there_takes_over_from_one_that_dies_at_any_call(
+    furnished: Path, room: Path, name: str
+) -> None:
+    await stop_everywhere(furnished, SCENES[name], room, live=True)
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_a_call_that_fails_has_not_happened_and_can_be_repeated(furnished: Path, room: Path, name: str) -> None:
-    assert asyncio.run(fail_everywhere(furnished, SCENES[name], room)) > 6
+async def test_a_call_that_fails_has_not_happened_and_can_be_repeated(furnished: Path, room: Path, name: str) -> None:
+    assert await fail_everywhere(furnished, SCENES[name], room) > 6
 
 
 @pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize("how", [stop_everywhere, fail_everywhere], ids=["stops", "fails"])
-def test_new_files_compaction_and_a_new_journal_may_be_interrupted_anywhere(furnished: Path, room: Path, how: Any) -> None:
+async def test_new_files_compaction_and_a_new_journal_may_be_interrupted_anywhere(
+    furnished: Path, room: Path, how: Any
+) -> None:
     more = {"live": False} if how is stop_everywhere else {}
-    asyncio.run(how(furnished, SCENES["ack"], room, **more))
+    await how(furnished, SCENES["ack"], room, **more)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize("name", list(SCENES)[:: (STEP + 1) // 2])
-def test_every_operation_may_be_interrupted_while_all_files_are_renewed(furnished: Path, room: Path, name: str) -> None:
-    asyncio.run(stop_everywhere(furnished, SCENES[name], room, live=False))
-    asyncio.run(stop_everywhere(furnished, SCENES[name], room, live=True))
-    asyncio.run(fail_everywhere(furnished, SCENES[name], room))
+async def test_every_operation_may_be_interrupted_while_all_files_are_renewed(furnished: Path, room: Path, name: str) -> None:
+    await stop_everywhere(furnished, SCENES[name], room, live=False)
+    await stop_everywhere(furnished, SCENES[name], room, live=True)
+    await fail_everywhere(furnished, SCENES[name], room)
 
 
 @pytest.mark.parametrize("name", ["fail with a cascade", "ack that frees", "commit a run", "abort a run"])
-def test_a_sweep_may_be_interrupted_anywhere(furnished: Path, room: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(machine, "CASCADE_LIMIT", 2)
+async def test_a_sweep_may_be_interrupted_anywhere(
+    furnished: Path, room: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(transitions, "CASCADE_LIMIT", 2)
     monkeypatch.setattr(runs, "SETTLE_LIMIT", 2)
     store = copied(furnished, room)
-
-    async def begin() -> None:
-        async with FileStorage(store, clock=clock(), durability="process") as storage:
-            await SCENES[name](storage)
-
-    asyncio.run(begin())
-    asyncio.run(stop_everywhere(store, lambda s: s.sweep(limit=1), room, live=False))
+    async with FileStorage(store, clock=clock(), durability="process") as storage:
+        await SCENES[name](storage)
+    await stop_everywhere(store, lambda s: s.sweep(limit=1), room, live=False)
     if name != "fail with a cascade":  # of two cascades, a failure may change which is finished first
-        asyncio.run(fail_everywhere(store, lambda s: s.sweep(limit=1), room))
+        await fail_everywhere(store, lambda s: s.sweep(limit=1), room)
 
 
 # -- opening -------------------------------------------------------------------------------------------
@@ -277,25 +276,25 @@ def _armed(at: int, torn: bool, made: list[FaultyFiles]) -> Callable[[Any], Faul
     return layer
 
 
-def test_a_process_may_die_at_any_call_while_it_makes_a_store(room: Path) -> None:
-    assert asyncio.run(stop_while_opening(None, room, None)) > 20
+async def test_a_process_may_die_at_any_call_while_it_makes_a_store(room: Path) -> None:
+    assert await stop_while_opening(None, room, None) > 20
 
 
-def test_a_process_may_die_at_any_call_while_it_opens_a_store(furnished: Path, room: Path) -> None:
-    expected = asyncio.run(told(copied(furnished, room)))
-    assert asyncio.run(stop_while_opening(furnished, room, expected)) > 20
+async def test_a_process_may_die_at_any_call_while_it_opens_a_store(furnished: Path, room: Path) -> None:
+    expected = await told(copied(furnished, room))
+    assert await stop_while_opening(furnished, room, expected) > 20
 
 
 async def first_commit(storage: FileStorage) -> None:
     await do(storage, (*job("one", group="g", idempotency_key="k"), *job("two", delay_us=1)))
 
 
-def test_the_first_commit_of_a_store_may_be_interrupted_anywhere(room: Path) -> None:
+async def test_the_first_commit_of_a_store_may_be_interrupted_anywhere(room: Path) -> None:
     store = room / "new"
-    asyncio.run(_plain(store))
-    asyncio.run(stop_everywhere(store, first_commit, room, live=False))
-    asyncio.run(stop_everywhere(store, first_commit, room, live=True))
-    asyncio.run(fail_everywhere(store, first_commit, room))
+    await _plain(store)
+    await stop_everywhere(store, first_commit, room, live=False)
+    await stop_everywhere(store, first_commit, room, live=True)
+    await fail_everywhere(store, first_commit, room)
 
 
 async def remains(store: Path, scene: Scene, room: Path, at: int) -> Path:
@@ -316,14 +315,14 @@ async def die_again(store: Path, scene: Scene, room: Path, every: int) -> None:
         await stop_while_opening(left, room, expected)
 
 
-def test_whoever_mends_what_a_dead_process_left_may_die_anywhere_too(furnished: Path, room: Path) -> None:
-    asyncio.run(die_again(furnished, SCENES["transaction"], room, every=14))
+async def test_whoever_mends_what_a_dead_process_left_may_die_anywhere_too(furnished: Path, room: Path) -> None:
+    await die_again(furnished, SCENES["transaction"], room, every=14)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BRIEF)
-def test_whoever_mends_may_die_anywhere_whatever_was_left(furnished: Path, room: Path, name: str) -> None:
-    asyncio.run(die_again(furnished, SCENES[name], room, every=STEP))
+async def test_whoever_mends_may_die_anywhere_whatever_was_left(furnished: Path, room: Path, name: str) -> None:
+    await die_again(furnished, SCENES[name], room, every=STEP)
 
 
 async def fail_while_opening(store: Path, room: Path) -> None:
@@ -352,8 +351,8 @@ async def fail_while_opening(store: Path, room: Path) -> None:
             return
 
 
-def test_a_store_that_could_not_be_opened_can_be_opened_by_the_same_object_later(furnished: Path, room: Path) -> None:
-    asyncio.run(fail_while_opening(furnished, room))
+async def test_a_store_that_could_not_be_opened_can_be_opened_by_the_same_object_later(furnished: Path, room: Path) -> None:
+    await fail_while_opening(furnished, room)
 
 
 # -- neighbours in one commit --------------------------------------------------------------------------
@@ -407,33 +406,30 @@ async def fail_among_neighbours(store: Path, room: Path) -> int:
 
 
 @pytest.mark.parametrize("renewed", [False, True], ids=["plain", "renewed"])
-def test_a_failure_that_hits_a_shared_commit_hurts_nobody_and_nothing_happens_twice(
+async def test_a_failure_that_hits_a_shared_commit_hurts_nobody_and_nothing_happens_twice(
     furnished: Path, room: Path, renewed: bool, request: pytest.FixtureRequest
 ) -> None:
     if renewed:
         request.getfixturevalue("tight")
-    assert asyncio.run(fail_among_neighbours(furnished, room)) > 10
+    assert await fail_among_neighbours(furnished, room) > 10
 
 
-def test_a_disk_that_stays_broken_fails_every_call_and_heals(furnished: Path, room: Path) -> None:
-    async def main() -> None:
-        path = copied(furnished, room)
-        async with LayeredStorage(path, clock=clock()) as storage:
-            before = await dump(storage)
-            for kind in ("write", "sync", "truncate", "remove", "rename"):
-                setattr(storage.files, kind, _refuse)
-            for n in range(3):
-                with pytest.raises((StoreUnavailable, OutcomeUnknown)):
-                    await do(storage, job(f"new-{n}"))
-            for kind in ("write", "sync", "truncate", "remove", "rename"):
-                delattr(storage.files, kind)
-            assert difference(await dump(storage), before) == []
-            await check_works(storage)
-            found = await dump(storage)
-            check_folder(path, found)
-        assert difference(await _plain(path), found) == []
-
-    asyncio.run(main())
+async def test_a_disk_that_stays_broken_fails_every_call_and_heals(furnished: Path, room: Path) -> None:
+    path = copied(furnished, room)
+    async with LayeredStorage(path, clock=clock()) as storage:
+        before = await dump(storage)
+        for kind in ("write", "sync", "truncate", "remove", "rename"):
+            setattr(storage.files, kind, _refuse)
+        for n in range(3):
+            with pytest.raises((StoreUnavailable, OutcomeUnknown)):
+                await do(storage, job(f"new-{n}"))
+        for kind in ("write", "sync", "truncate", "remove", "rename"):
+            delattr(storage.files, kind)
+        assert difference(await dump(storage), before) == []
+        await check_works(storage)
+        found = await dump(storage)
+        check_folder(path, found)
+    assert difference(await _plain(path), found) == []
 
 
 def _refuse(*_: object) -> None:
@@ -521,7 +517,7 @@ def test_power_cuts_at_every_change_lose_nothing_that_was_answered(
     cut_everywhere(furnished, room, monkeypatch, every=STEP, seeds=[seed + n for n in range(max(ROUNDS // 5, 1))])
 
 
-def test_the_way_to_a_new_store_is_on_the_disk_as_well(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_way_to_a_new_store_is_on_the_disk_as_well(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     sync = os.fsync
 
@@ -530,7 +526,7 @@ def test_the_way_to_a_new_store_is_on_the_disk_as_well(room: Path, monkeypatch: 
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noting)
-    asyncio.run(_plain(room / "a" / "b" / "store"))
+    await _plain(room / "a" / "b" / "store")
     assert {str(room / "a" / "b"), str(room / "a"), str(room)} <= set(synced)
 
 
@@ -558,15 +554,15 @@ async def both_agree(store: Path, room: Path, names: Iterable[str], alternate: b
 
 
 @pytest.mark.parametrize("renewed", [False, True], ids=["plain", "renewed"])
-def test_two_storages_on_one_folder_agree_whatever_one_of_them_does(
+async def test_two_storages_on_one_folder_agree_whatever_one_of_them_does(
     furnished: Path, room: Path, renewed: bool, request: pytest.FixtureRequest
 ) -> None:
     if renewed:
         request.getfixturevalue("tight")
     for name in SCENES:
-        asyncio.run(both_agree(furnished, room, [name], alternate=False))
-    asyncio.run(both_agree(furnished, room, PLAY, alternate=False))
-    asyncio.run(both_agree(furnished, room, PLAY, alternate=True))
+        await both_agree(furnished, room, [name], alternate=False)
+    await both_agree(furnished, room, PLAY, alternate=False)
+    await both_agree(furnished, room, PLAY, alternate=True)
 
 
 def work_until_killed(path: Path, answered: int, name: str) -> None:

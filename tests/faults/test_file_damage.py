@@ -20,12 +20,12 @@ from file_truth import TABLES, Dump, check_folder, check_works, difference, dump
 from omniq.errors import Invalid, StoreForeign, StoreFull, StoreTooNew, StoreUnavailable
 from omniq.models import State, TaskError
 from omniq.operations import AbortRun, Ack, CommitRun, Enqueue, Fail, OpenRun, Progress, Reserve, Retention, Stage
+from omniq.storage.file import FileStorage
 from omniq.storage.file import folder as file_folder
-from omniq.storage.file.driver import FileStorage
 from omniq.storage.file.folder import sealed_file
+from omniq.storage.file.folder_ledger import check_lines
 from omniq.storage.file.opening import FOLDERS
-from omniq.storage.file.upkeep import check_store
-from omniq.storage.file.writer import Section
+from omniq.storage.file.writer import FileSection
 from omniq.testing import FakeClock
 
 POINTS = 24  # places in each file that the quick tests damage
@@ -199,89 +199,80 @@ async def cut_and_flip(store: Path, room: Path, kind: str, count: int | None, se
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_cut_or_flipped_at_some_bytes_costs_only_the_lines_that_were_hit(
+async def test_a_file_cut_or_flipped_at_some_bytes_costs_only_the_lines_that_were_hit(
     small: Path, room: Path, seed: int, kind: str
 ) -> None:
-    assert asyncio.run(cut_and_flip(small, room, kind, POINTS, seed)) >= 10
+    assert await cut_and_flip(small, room, kind, POINTS, seed) >= 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_cut_or_flipped_at_any_byte_costs_only_the_lines_that_were_hit(
+async def test_a_file_cut_or_flipped_at_any_byte_costs_only_the_lines_that_were_hit(
     small: Path, room: Path, seed: int, kind: str
 ) -> None:
-    asyncio.run(cut_and_flip(small, room, kind, None, seed))
+    await cut_and_flip(small, room, kind, None, seed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", [b"", b"\n\n\n", b"\0" * 3000, b"{}\n" * 9, b"\xff" * 8, os.urandom(2000)])
-def test_a_file_full_of_something_else_costs_only_what_was_in_it(small: Path, room: Path, kind: str, what: bytes) -> None:
-    async def main() -> None:
-        before = await told(copied(small, room))
-        path = copied(small, room)
-        file = file_of(path, kind)
-        lost = lost_with(read_lines(file), kind) if kind in TABLES else {}
-        file.write_bytes(what)
-        async with opened(path) as storage:
-            found = await dump(storage)
-            check_rest(before, found, lost, kind)
-            check_folder(path, found)
-            await check_works(storage)
-            after = await dump(storage)
-        assert difference(settled(await told(path)), settled(after)) == []
-        count = len(reports(path))
-        assert count or not what.strip() or not must_report(kind, b"", what, 0)
-        await told(path)
-        assert len(reports(path)) == count
-
-    asyncio.run(main())
+async def test_a_file_full_of_something_else_costs_only_what_was_in_it(small: Path, room: Path, kind: str, what: bytes) -> None:
+    before = await told(copied(small, room))
+    path = copied(small, room)
+    file = file_of(path, kind)
+    lost = lost_with(read_lines(file), kind) if kind in TABLES else {}
+    file.write_bytes(what)
+    async with opened(path) as storage:
+        found = await dump(storage)
+        check_rest(before, found, lost, kind)
+        check_folder(path, found)
+        await check_works(storage)
+        after = await dump(storage)
+    assert difference(settled(await told(path)), settled(after)) == []
+    count = len(reports(path))
+    assert count or not what.strip() or not must_report(kind, b"", what, 0)
+    await told(path)
+    assert len(reports(path)) == count
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_is_gone_costs_only_what_was_in_it(small: Path, room: Path, kind: str) -> None:
-    async def main() -> None:
-        before = await told(copied(small, room))
-        path = copied(small, room)
-        file = file_of(path, kind)
-        lost = lost_with(read_lines(file), kind) if kind in TABLES else {}
-        file.unlink()
-        async with opened(path) as storage:
-            found = await dump(storage)
-            check_rest(before, found, lost, kind)
-            check_folder(path, found)
-            await check_works(storage)
-            after = await dump(storage)
-        assert difference(settled(await told(path)), settled(after)) == []
-
-    asyncio.run(main())
+async def test_a_file_that_is_gone_costs_only_what_was_in_it(small: Path, room: Path, kind: str) -> None:
+    before = await told(copied(small, room))
+    path = copied(small, room)
+    file = file_of(path, kind)
+    lost = lost_with(read_lines(file), kind) if kind in TABLES else {}
+    file.unlink()
+    async with opened(path) as storage:
+        found = await dump(storage)
+        check_rest(before, found, lost, kind)
+        check_folder(path, found)
+        await check_works(storage)
+        after = await dump(storage)
+    assert difference(settled(await told(path)), settled(after)) == []
 
 
-def test_a_journal_that_is_gone_after_a_reboot_takes_no_line_with_it(
+async def test_a_journal_that_is_gone_after_a_reboot_takes_no_line_with_it(
     small: Path, room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        path = copied(small, room)
-        async with opened(path) as storage:
-            await do(storage, *(job(f"more-{n}") for n in range(5)))
-            before = await dump(storage)
-        for journal in (path / "journal").iterdir():
-            journal.unlink()
-        monkeypatch.setattr("omniq.storage.file.driver.boot_id", lambda: "another-boot")
-        check_rest(before, await told(path), {}, "no journal")
-
-    asyncio.run(main())
+    path = copied(small, room)
+    async with opened(path) as storage:
+        await do(storage, *(job(f"more-{n}") for n in range(5)))
+        before = await dump(storage)
+    for journal in (path / "journal").iterdir():
+        journal.unlink()
+    monkeypatch.setattr("omniq.storage.file.driver.boot_id", lambda: "another-boot")
+    check_rest(before, await told(path), {}, "no journal")
 
 
-def test_the_id_of_a_store_outlives_its_format_file_and_its_state(small: Path, room: Path) -> None:
+async def test_the_id_of_a_store_outlives_its_format_file_and_its_state(small: Path, room: Path) -> None:
     async def id_of(path: Path) -> str:
         async with opened(path) as storage:
             return (await storage.info()).store_id
 
-    expected = asyncio.run(id_of(copied(small, room)))
+    expected = await id_of(copied(small, room))
     for name in ("format.json", "state.json"):
         path = copied(small, room)
         (path / name).write_bytes(b"nonsense")
-        assert asyncio.run(id_of(path)) == expected, name
+        assert await id_of(path) == expected, name
 
 
 async def stage(storage: FileStorage, run_id: str, *ids: str) -> None:
@@ -289,100 +280,85 @@ async def stage(storage: FileStorage, run_id: str, *ids: str) -> None:
     await do(storage, (Stage(queue="q", run_id=run_id, tasks=tuple(op for id in ids for op in job(id))),))
 
 
-def test_a_run_whose_row_is_gone_can_still_be_committed(room: Path) -> None:
-    async def main() -> None:
-        path = room / "store"
-        async with opened(path) as storage:
-            await stage(storage, "r", "a", "b")
-        for name in ("state.json", *(f"journal/{file.name}" for file in (path / "journal").iterdir())):
-            (path / name).unlink(missing_ok=True)
-        async with opened(path) as storage:
-            assert [task.state for task in [await storage.get("a"), await storage.get("b")] if task] == [State.STAGED] * 2
-            await do(storage, (CommitRun(queue="q", run_id="r"),))
-            assert (await storage.counts())[0].ready == 2
-            assert await storage.check() == []
-
-    asyncio.run(main())
+async def test_a_run_whose_row_is_gone_can_still_be_committed(room: Path) -> None:
+    path = room / "store"
+    async with opened(path) as storage:
+        await stage(storage, "r", "a", "b")
+    for name in ("state.json", *(f"journal/{file.name}" for file in (path / "journal").iterdir())):
+        (path / name).unlink(missing_ok=True)
+    async with opened(path) as storage:
+        assert [task.state for task in [await storage.get("a"), await storage.get("b")] if task] == [State.STAGED] * 2
+        await do(storage, (CommitRun(queue="q", run_id="r"),))
+        assert (await storage.counts())[0].ready == 2
+        assert await storage.check() == []
 
 
-def test_a_staged_task_that_is_lost_does_not_hold_up_the_runs_that_want_it(room: Path) -> None:
-    async def main() -> None:
-        path = room / "store"
-        async with opened(path) as storage:
-            await stage(storage, "first", "lost", "kept")
-            await stage(storage, "second", "lost", "kept")
+async def test_a_staged_task_that_is_lost_does_not_hold_up_the_runs_that_want_it(room: Path) -> None:
+    path = room / "store"
+    async with opened(path) as storage:
+        await stage(storage, "first", "lost", "kept")
+        await stage(storage, "second", "lost", "kept")
+    file = file_of(path, "queue/pending")
+    file.write_bytes(file.read_bytes().replace(b'"lost"', b'"LOST"', 1))
+    async with opened(path) as storage:
+        await do(storage, (AbortRun(queue="q", run_id="first"),))
+        await do(storage, (CommitRun(queue="q", run_id="second"),))
+        assert [(c.staged, c.ready) for c in await storage.counts()] == [(0, 1)]
+        await check_works(storage)
+
+
+async def test_a_line_damaged_under_a_living_store_is_put_aside_and_the_rest_goes_on(small: Path, room: Path) -> None:
+    path = copied(small, room)
+    async with opened(path) as storage:
+        before = await dump(storage)
         file = file_of(path, "queue/pending")
-        file.write_bytes(file.read_bytes().replace(b'"lost"', b'"LOST"', 1))
-        async with opened(path) as storage:
-            await do(storage, (AbortRun(queue="q", run_id="first"),))
-            await do(storage, (CommitRun(queue="q", run_id="second"),))
-            assert [(c.staged, c.ready) for c in await storage.counts()] == [(0, 1)]
-            await check_works(storage)
-
-    asyncio.run(main())
-
-
-def test_a_line_damaged_under_a_living_store_is_put_aside_and_the_rest_goes_on(small: Path, room: Path) -> None:
-    async def main() -> None:
-        path = copied(small, room)
-        async with opened(path) as storage:
-            before = await dump(storage)
-            file = file_of(path, "queue/pending")
-            file.write_bytes(file.read_bytes().replace(b'"keyed-0"', b'"keyed-X"', 1))
-            with pytest.raises(StoreUnavailable, match="corrupt/"):
-                await storage.get("keyed-0")
-            assert await storage.get("keyed-0") is None
-            assert await storage.get("keyed-X") is None
-            found = await dump(storage)
-            check_rest(before, found, {"tasks": {"keyed-0"}}, "live")
-            check_folder(path, found)
-            await check_works(storage)
-        (report,) = reports(path)
-        assert report["file"].startswith("queue/pending/")
-        assert any("keyed-X" in line for line in report["lost"])
-
-    asyncio.run(main())
+        file.write_bytes(file.read_bytes().replace(b'"keyed-0"', b'"keyed-X"', 1))
+        with pytest.raises(StoreUnavailable, match="corrupt/"):
+            await storage.get("keyed-0")
+        assert await storage.get("keyed-0") is None
+        assert await storage.get("keyed-X") is None
+        found = await dump(storage)
+        check_rest(before, found, {"tasks": {"keyed-0"}}, "live")
+        check_folder(path, found)
+        await check_works(storage)
+    (report,) = reports(path)
+    assert report["file"].startswith("queue/pending/")
+    assert any("keyed-X" in line for line in report["lost"])
 
 
-def test_check_finds_damaged_lines_and_repairs_them(small: Path, room: Path) -> None:
-    async def main() -> None:
-        path = copied(small, room)
-        async with opened(path) as storage:
-            assert await storage.check() == []
-            file = file_of(path, "results")
-            file.write_bytes(file.read_bytes().replace(b'"done-0"', b'"done-X"', 1))
-            (sentence,) = await storage.check()
-            assert "results/" in sentence
-            await storage.check(repair=True)
-            (sentence,) = await storage.check()
-            assert sentence.startswith("corrupt/")
-            assert sorted(await storage.results(["done-0", "done-1"])) == ["done-1"]
-
-    asyncio.run(main())
+async def test_check_finds_damaged_lines_and_repairs_them(small: Path, room: Path) -> None:
+    path = copied(small, room)
+    async with opened(path) as storage:
+        assert await storage.check() == []
+        file = file_of(path, "results")
+        file.write_bytes(file.read_bytes().replace(b'"done-0"', b'"done-X"', 1))
+        (sentence,) = await storage.check()
+        assert "results/" in sentence
+        await storage.check(repair=True)
+        (sentence,) = await storage.check()
+        assert sentence.startswith("corrupt/")
+        assert sorted(await storage.results(["done-0", "done-1"])) == ["done-1"]
 
 
-def test_a_log_that_is_repaired_in_a_call_that_fails_can_be_repaired_again(room: Path) -> None:
-    async def main() -> None:
-        path = room / "store"
-        async with opened(path) as storage:
-            await do(storage, *(job(f"t-{n}") for n in range(4)))
-            spoil(path, 0)
-
-            def repair_and_fail(section: Section) -> None:
-                check_store(section, repair=True)
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-            with pytest.raises(StoreUnavailable):
-                await storage._do(repair_and_fail)
-            spoil(path, 1)
-            await storage.check(repair=True)
-            assert [event.seq for event in await storage.events()] == [3, 4]
-
+async def test_a_log_that_is_repaired_in_a_call_that_fails_can_be_repaired_again(room: Path) -> None:
     def spoil(path: Path, number: int) -> None:
         file = file_of(path, "events")
         file.write_bytes(file.read_bytes().replace(b'"t-%d"' % number, b'"T-%d"' % number, 1))
 
-    asyncio.run(main())
+    path = room / "store"
+    async with opened(path) as storage:
+        await do(storage, *(job(f"t-{n}") for n in range(4)))
+        spoil(path, 0)
+
+        def repair_and_fail(section: FileSection) -> None:
+            check_lines(section.folder, repair=True)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with pytest.raises(StoreUnavailable):
+            await storage._do(repair_and_fail)
+        spoil(path, 1)
+        await storage.check(repair=True)
+        assert [event.seq for event in await storage.events()] == [3, 4]
 
 
 # -- foreign things ------------------------------------------------------------------------------------
@@ -427,114 +403,101 @@ def outside(room: Path) -> Path:
 
 
 @pytest.mark.parametrize("what", PLANTS)
-def test_what_does_not_belong_there_is_put_aside_and_never_followed(small: Path, room: Path, outside: Path, what: str) -> None:
-    async def main() -> None:
-        path = copied(small, room)
-        untouched = listing(outside)
-        latin = os.fsdecode("é".encode("latin-1"))
-        names = (latin, ".hidden", "new\nline 🦜", "000000000077.jsonl", "000000000077.log", "000000000077.jsonl.tmp")
-        planted: list[Path] = []
-        for folder, name in itertools.product((*OURS, "", "locks", "corrupt", "locks/workers"), names):
-            if what == "file" and name.endswith((".jsonl", ".log")):
-                continue  # damaged, not foreign
-            planted.append(path / folder / name)
-            plant(what, planted[-1], outside)
-        before = await told(copied(small, room))
-        async with opened(path) as storage:
-            found = await dump(storage)
-            assert difference(found, before) == []
-            check_folder(path, found)
-            await check_works(storage)
-            await storage.lost_workers()
-            await storage.purge(Retention())
-            await storage.backup(room / "backup")
-        ours = [p for p in planted if str(p.parent.relative_to(path)) in OURS]
-        assert not [p for p in ours if p.is_symlink() or p.exists()]
-        assert sorted(report["file"] for report in reports(path) if report["file"].startswith(OURS)) == sorted(
-            str(p.relative_to(path)).encode("utf-8", "backslashreplace").decode() for p in ours
-        )
-        assert listing(outside) == untouched
-
-    asyncio.run(main())
+async def test_what_does_not_belong_there_is_put_aside_and_never_followed(
+    small: Path, room: Path, outside: Path, what: str
+) -> None:
+    path = copied(small, room)
+    untouched = listing(outside)
+    latin = os.fsdecode("é".encode("latin-1"))
+    names = (latin, ".hidden", "new\nline 🦜", "000000000077.jsonl", "000000000077.log", "000000000077.jsonl.tmp")
+    planted: list[Path] = []
+    for folder, name in itertools.product((*OURS, "", "locks", "corrupt", "locks/workers"), names):
+        if what == "file" and name.endswith((".jsonl", ".log")):
+            continue  # damaged, not foreign
+        planted.append(path / folder / name)
+        plant(what, planted[-1], outside)
+    before = await told(copied(small, room))
+    async with opened(path) as storage:
+        found = await dump(storage)
+        assert difference(found, before) == []
+        check_folder(path, found)
+        await check_works(storage)
+        await storage.lost_workers()
+        await storage.purge(Retention())
+        await storage.backup(room / "backup")
+    ours = [p for p in planted if str(p.parent.relative_to(path)) in OURS]
+    assert not [p for p in ours if p.is_symlink() or p.exists()]
+    assert sorted(report["file"] for report in reports(path) if report["file"].startswith(OURS)) == sorted(
+        str(p.relative_to(path)).encode("utf-8", "backslashreplace").decode() for p in ours
+    )
+    assert listing(outside) == untouched
 
 
 @pytest.mark.parametrize("name", ["README", "format.json", "state.json", "locks/write", "locks/bell"])
 @pytest.mark.parametrize("what", PLANTS[1:])
-def test_something_else_in_the_place_of_a_file_is_put_aside_or_named(
+async def test_something_else_in_the_place_of_a_file_is_put_aside_or_named(
     small: Path, room: Path, outside: Path, what: str, name: str
 ) -> None:
-    async def main() -> None:
-        path = copied(small, room)
-        untouched = listing(outside)
-        before = await told(copied(small, room))
-        (path / name).unlink()
-        plant(what, path / name, outside)
-        storage = opened(path)
-        try:
-            found = await dump(storage)
-            check_rest(before, found, {}, name)
-            await check_works(storage)
-            assert name in {report["file"] for report in reports(path)}
-        except StoreUnavailable as exc:
-            if name != "locks/write" or str(path / name) not in str(exc):  # that one may be held by others
-                raise
-        finally:
-            await storage.close()
-        assert listing(outside) == untouched
-
-    asyncio.run(main())
+    path = copied(small, room)
+    untouched = listing(outside)
+    before = await told(copied(small, room))
+    (path / name).unlink()
+    plant(what, path / name, outside)
+    storage = opened(path)
+    try:
+        found = await dump(storage)
+        check_rest(before, found, {}, name)
+        await check_works(storage)
+        assert name in {report["file"] for report in reports(path)}
+    except StoreUnavailable as exc:
+        if name != "locks/write" or str(path / name) not in str(exc):  # that one may be held by others
+            raise
+    finally:
+        await storage.close()
+    assert listing(outside) == untouched
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_that_is_a_link_is_refused_by_name(small: Path, room: Path, name: str) -> None:
-    async def main() -> None:
-        path = copied(small, room)
-        elsewhere = room / "elsewhere"
-        shutil.move(path / name, elsewhere)
-        (path / name).symlink_to(elsewhere)
-        untouched = listing(elsewhere)
-        storage = opened(path)
-        with pytest.raises(StoreUnavailable, match="symbolic link") as caught:
-            await storage.open()
-        assert str(path / name) in str(caught.value)
-        await storage.close()
-        assert listing(elsewhere) == untouched
-
-    asyncio.run(main())
+async def test_a_folder_that_is_a_link_is_refused_by_name(small: Path, room: Path, name: str) -> None:
+    path = copied(small, room)
+    elsewhere = room / "elsewhere"
+    shutil.move(path / name, elsewhere)
+    (path / name).symlink_to(elsewhere)
+    untouched = listing(elsewhere)
+    storage = opened(path)
+    with pytest.raises(StoreUnavailable, match="symbolic link") as caught:
+        await storage.open()
+    assert str(path / name) in str(caught.value)
+    await storage.close()
+    assert listing(elsewhere) == untouched
 
 
-def test_a_newer_store_is_refused_by_name_and_left_alone(small: Path, room: Path) -> None:
-    async def main() -> None:
-        path = copied(small, room)
-        (path / "format.json").write_bytes(sealed_file({"format": 2, "store_id": "x", "shards": [1]}))
-        (path / "state.json").write_bytes(sealed_file({"format": 2, "store_id": "x", "segments": [], "rows": 7}))
-        (path / "queue" / "staged").mkdir()
-        (path / "queue" / "pending" / "0001.bin").write_bytes(b"not a line")
-        (path / "README").unlink()
-        untouched = listing(path)
-        storage = opened(path)
-        with pytest.raises(StoreTooNew, match="format 2"):
-            await storage.open()
-        await storage.close()
-        assert listing(path) == untouched
-
-    asyncio.run(main())
+async def test_a_newer_store_is_refused_by_name_and_left_alone(small: Path, room: Path) -> None:
+    path = copied(small, room)
+    (path / "format.json").write_bytes(sealed_file({"format": 2, "store_id": "x", "shards": [1]}))
+    (path / "state.json").write_bytes(sealed_file({"format": 2, "store_id": "x", "segments": [], "rows": 7}))
+    (path / "queue" / "staged").mkdir()
+    (path / "queue" / "pending" / "0001.bin").write_bytes(b"not a line")
+    (path / "README").unlink()
+    untouched = listing(path)
+    storage = opened(path)
+    with pytest.raises(StoreTooNew, match="format 2"):
+        await storage.open()
+    await storage.close()
+    assert listing(path) == untouched
 
 
 @pytest.mark.parametrize("name", ["queue", "results", "events"])
-def test_a_folder_of_somebody_else_is_refused_and_left_alone(room: Path, name: str) -> None:
-    async def main() -> None:
-        path = room / "mine"
-        (path / name).mkdir(parents=True)
-        (path / name / "letter.txt").write_text("dear")
-        untouched = listing(path)
-        storage = opened(path)
-        with pytest.raises(StoreForeign, match=f"not a store of omniq but has a '{name}' of its own"):
-            await storage.open()
-        await storage.close()
-        assert listing(path) == untouched
-
-    asyncio.run(main())
+async def test_a_folder_of_somebody_else_is_refused_and_left_alone(room: Path, name: str) -> None:
+    path = room / "mine"
+    (path / name).mkdir(parents=True)
+    (path / name / "letter.txt").write_text("dear")
+    untouched = listing(path)
+    storage = opened(path)
+    with pytest.raises(StoreForeign, match=f"not a store of omniq but has a '{name}' of its own"):
+        await storage.open()
+    await storage.close()
+    assert listing(path) == untouched
 
 
 # -- names and permissions -----------------------------------------------------------------------------
@@ -557,45 +520,42 @@ HOSTILE = (
 REFUSED = ("\0", "a\0b", "x" * 10_000, "../" * 3000)
 
 
-def test_hostile_names_are_kept_as_they_are_and_never_leave_the_folder(room: Path) -> None:
-    async def main() -> None:
-        path = room / "house" / "store"
-        path.parent.mkdir()
-        async with opened(path) as storage:
-            for text in HOSTILE:
-                await do(
-                    storage, (Enqueue(id=text, name=text, group=text, idempotency_key=text, headers={text: text}, origin=text),)
-                )
-                await storage.set_group_limit("default", text, 3)
-                await storage.hold_worker(text)
-            for queue in ("..", ".", "...", "-"):
-                await do(storage, job(f"in {queue}", queue))
-                await storage.pause(queue)
-            op = Reserve(queues=("default",), token=TOKEN, limit=99, worker=HOSTILE[0])
-            await do(storage, (op,))
-            for text in HOSTILE:
-                await do(storage, (Ack(queue="default", id=text, token=TOKEN, result=text.encode(), encoding=text),))
-            for text in REFUSED:
-                for fields in ({"id": text}, {"group": text}, {"idempotency_key": text}, {"queue": text}):
-                    with pytest.raises(Invalid):
-                        await storage.apply([(Enqueue(**{"id": "fine", "name": "job", **fields}),)])
-            long = "../" * 3333
-            await storage.hold_worker(long)
-            await storage.hold_worker("a\0b")
-            assert await storage.lost_workers() == []
-            for worker in (*HOSTILE, long, "a\0b"):
-                await storage.release_worker(worker)
-            found = await dump(storage)
-            check_folder(path, found)
-        assert set(found["tasks"]) == {*HOSTILE, "in ..", "in .", "in ...", "in -"}
-        assert difference(await told(path), found) == []
-        assert [p.name for p in path.parent.iterdir()] == ["store"]
-        assert [p.name for p in room.iterdir()] == ["house"]
-        known = {*FOLDERS, "README", "format.json", "state.json", "locks/write", "locks/bell"}
-        strange = [p for p in listing(path) if p not in known and not p.endswith((".jsonl", ".log"))]
-        assert strange == []
-
-    asyncio.run(main())
+async def test_hostile_names_are_kept_as_they_are_and_never_leave_the_folder(room: Path) -> None:
+    path = room / "house" / "store"
+    path.parent.mkdir()
+    async with opened(path) as storage:
+        for text in HOSTILE:
+            await do(
+                storage, (Enqueue(id=text, name=text, group=text, idempotency_key=text, headers={text: text}, origin=text),)
+            )
+            await storage.set_group_limit("default", text, 3)
+            await storage.hold_worker(text)
+        for queue in ("..", ".", "...", "-"):
+            await do(storage, job(f"in {queue}", queue))
+            await storage.pause(queue)
+        op = Reserve(queues=("default",), token=TOKEN, limit=99, worker=HOSTILE[0])
+        await do(storage, (op,))
+        for text in HOSTILE:
+            await do(storage, (Ack(queue="default", id=text, token=TOKEN, result=text.encode(), encoding=text),))
+        for text in REFUSED:
+            for fields in ({"id": text}, {"group": text}, {"idempotency_key": text}, {"queue": text}):
+                with pytest.raises(Invalid):
+                    await storage.apply([(Enqueue(**{"id": "fine", "name": "job", **fields}),)])
+        long = "../" * 3333
+        await storage.hold_worker(long)
+        await storage.hold_worker("a\0b")
+        assert await storage.lost_workers() == []
+        for worker in (*HOSTILE, long, "a\0b"):
+            await storage.release_worker(worker)
+        found = await dump(storage)
+        check_folder(path, found)
+    assert set(found["tasks"]) == {*HOSTILE, "in ..", "in .", "in ...", "in -"}
+    assert difference(await told(path), found) == []
+    assert [p.name for p in path.parent.iterdir()] == ["store"]
+    assert [p.name for p in room.iterdir()] == ["house"]
+    known = {*FOLDERS, "README", "format.json", "state.json", "locks/write", "locks/bell"}
+    strange = [p for p in listing(path) if p not in known and not p.endswith((".jsonl", ".log"))]
+    assert strange == []
 
 
 DEEP = (400, 480, 500, *range(960, 1000), 1500, 5000)
@@ -612,35 +572,33 @@ HOSTILE_BYTES = (
 )
 
 
-def test_hostile_payloads_results_and_progress_come_back_to_the_byte_and_spoil_nothing(room: Path) -> None:
-    async def main() -> None:
-        path = room / "store"
-        async with opened(path) as storage:
-            for n, data in enumerate(HOSTILE_BYTES):
-                await do(storage, (Enqueue(id=f"{n}", name="job", payload=data),))
-            count = len(HOSTILE_BYTES)
-            await do(storage, (Reserve(queues=("default",), token=TOKEN, limit=count, lease_us=1 << 40),))
-            for n, data in enumerate(HOSTILE_BYTES):
-                await do(storage, (Progress(queue="default", id=f"{n}", token=TOKEN, data=data[:4096]),))
-                await do(storage, (Ack(queue="default", id=f"{n}", token=TOKEN, result=data),))
-            found = await told(path)
-            assert difference(await dump(storage), found) == []
-            tasks = [await storage.get(f"{n}") for n in range(count)]
-            results = await storage.results([f"{n}" for n in range(count)])
-            events = [e.data for e in await storage.events(limit=10_000) if e.event == "progress"]
-            assert await storage.check() == []
-        assert [task.payload for task in tasks if task] == list(HOSTILE_BYTES)
-        assert [task.progress for task in tasks if task] == [data[:4096] for data in HOSTILE_BYTES]
-        assert [results[f"{n}"].result for n in range(count)] == list(HOSTILE_BYTES)
-        assert events == [b'{"progress":%b}' % data[:4096] for data in HOSTILE_BYTES]
-        assert len(read_lines(file_of(path, "results"))) == count
-
-    asyncio.run(main())
+async def test_hostile_payloads_results_and_progress_come_back_to_the_byte_and_spoil_nothing(room: Path) -> None:
+    path = room / "store"
+    async with opened(path) as storage:
+        for n, data in enumerate(HOSTILE_BYTES):
+            await do(storage, (Enqueue(id=f"{n}", name="job", payload=data),))
+        count = len(HOSTILE_BYTES)
+        await do(storage, (Reserve(queues=("default",), token=TOKEN, limit=count, lease_us=1 << 40),))
+        for n, data in enumerate(HOSTILE_BYTES):
+            await do(storage, (Progress(queue="default", id=f"{n}", token=TOKEN, data=data[:4096]),))
+            await do(storage, (Ack(queue="default", id=f"{n}", token=TOKEN, result=data),))
+        found = await told(path)
+        assert difference(await dump(storage), found) == []
+        tasks = [await storage.get(f"{n}") for n in range(count)]
+        results = await storage.results([f"{n}" for n in range(count)])
+        events = [e.data for e in await storage.events(limit=10_000) if e.event == "progress"]
+        assert await storage.check() == []
+    assert [task.payload for task in tasks if task] == list(HOSTILE_BYTES)
+    assert [task.progress for task in tasks if task] == [data[:4096] for data in HOSTILE_BYTES]
+    assert [results[f"{n}"].result for n in range(count)] == list(HOSTILE_BYTES)
+    assert events == [b'{"progress":%b}' % data[:4096] for data in HOSTILE_BYTES]
+    assert len(read_lines(file_of(path, "results"))) == count
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o027, 0o077], ids=oct)
-def test_nobody_else_may_look_into_a_store_whatever_the_umask(room: Path, mask: int) -> None:
-    async def main() -> None:
+async def test_nobody_else_may_look_into_a_store_whatever_the_umask(room: Path, mask: int) -> None:
+    old = os.umask(mask)
+    try:
         path = room / "store"
         async with opened(path) as storage:
             await do(storage, job("one", idempotency_key="k"))
@@ -650,39 +608,31 @@ def test_nobody_else_may_look_into_a_store_whatever_the_umask(room: Path, mask: 
             await storage.release_worker("w")
         wrong = {p: oct(mode) for p, mode in modes.items() if mode != (0o700 if p.is_dir() else 0o600)}
         assert wrong == {}
-
-    old = os.umask(mask)
-    try:
-        asyncio.run(main())
     finally:
         os.umask(old)
 
 
-def test_nobody_else_may_look_into_a_backup_while_it_is_made(small: Path, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with opened(copied(small, room)) as storage:
-            await storage.backup(room / "backup")
-
+async def test_nobody_else_may_look_into_a_backup_while_it_is_made(
+    small: Path, room: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "copystat", lambda *_, **__: None)  # as long as the permissions are not copied
     old = os.umask(0)
     try:
-        asyncio.run(main())
+        async with opened(copied(small, room)) as storage:
+            await storage.backup(room / "backup")
     finally:
         os.umask(old)
     assert (room / "backup").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_sign_of_life_that_cannot_be_left_is_told_in_the_words_of_the_store(small: Path, room: Path) -> None:
-    async def main() -> None:
-        path = copied(small, room)
-        async with opened(path) as storage:
-            await storage.open()
-            (path / "locks" / "workers").rmdir()
-            (path / "locks" / "workers").write_bytes(b"")
-            with pytest.raises(StoreUnavailable, match="exists"):
-                await storage.hold_worker("w")
-
-    asyncio.run(main())
+async def test_a_sign_of_life_that_cannot_be_left_is_told_in_the_words_of_the_store(small: Path, room: Path) -> None:
+    path = copied(small, room)
+    async with opened(path) as storage:
+        await storage.open()
+        (path / "locks" / "workers").rmdir()
+        (path / "locks" / "workers").write_bytes(b"")
+        with pytest.raises(StoreUnavailable, match="exists"):
+            await storage.hold_worker("w")
 
 
 # -- no room -------------------------------------------------------------------------------------------
@@ -733,7 +683,7 @@ def in_little_room(path: str) -> None:
     asyncio.run(fill_up(Path(path), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))))
 
 
-def test_a_full_disk_fails_the_call_and_heals(room: Path) -> None:
+async def test_a_full_disk_fails_the_call_and_heals(room: Path) -> None:
     disk = room / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], capture_output=True, check=False)
@@ -742,7 +692,7 @@ def test_a_full_disk_fails_the_call_and_heals(room: Path) -> None:
     try:
         ballast = disk / "ballast"
         ballast.write_bytes(b"x" * 200_000)
-        asyncio.run(fill_up(disk / "store", ballast.unlink))
+        await fill_up(disk / "store", ballast.unlink)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 

@@ -43,10 +43,10 @@ from omniq.operations import (
     Stage,
     WorkerInfo,
 )
+from omniq.storage.file import FileStorage
 from omniq.storage.file import folder as file_folder
-from omniq.storage.file.driver import FileStorage
-from omniq.storage.machine import machine
 from omniq.storage.machine import staged_runs as runs
+from omniq.storage.machine import transitions
 
 ROUNDS = int(os.environ.get("ROUNDS") or 20)
 QUEUES = ("q", "w")
@@ -233,44 +233,37 @@ async def live(room: Path, steps: int, dice: random.Random) -> None:
     shutil.rmtree(path)
 
 
-def test_a_group_that_was_purged_and_came_back_is_served_after_a_restart(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
-            await storage.apply([job("first", group="g")])
-            await storage.apply([(Remove(queue="q", id="first"),)])
-            assert await storage.purge(Retention()) == 1
-            await storage.apply([job("second", group="g")])
-        async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
-            granted = await storage.reserve("q", 30)
-            assert granted is not None
-            assert granted.id == "second"
-
-    asyncio.run(main())
+async def test_a_group_that_was_purged_and_came_back_is_served_after_a_restart(tmp_path: Path) -> None:
+    async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
+        await storage.apply([job("first", group="g")])
+        await storage.apply([(Remove(queue="q", id="first"),)])
+        assert await storage.purge(Retention()) == 1
+        await storage.apply([job("second", group="g")])
+    async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
+        granted = await storage.reserve("q", 30)
+        assert granted is not None
+        assert granted.id == "second"
 
 
-def test_who_waits_for_a_task_that_succeeded_and_was_removed_is_let_go_after_a_restart(
+async def test_who_waits_for_a_task_that_succeeded_and_was_removed_is_let_go_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More of them than one transaction lets go: the rest must not take the blocker for lost."""
-    monkeypatch.setattr(machine, "CASCADE_LIMIT", 1)
-
-    async def main() -> None:
-        async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
-            await storage.apply([job("first")])
-            blocked = (Blocker("first", "q"),)
-            await storage.apply([job("second", blocked_by=blocked), job("third", blocked_by=blocked)])
-            granted = await storage.reserve("q", 30)
-            assert granted is not None
-            await storage.apply([(Ack(queue="q", id="first", token=granted.token or ""),), (Remove(queue="q", id="first"),)])
-        async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
-            await storage.sweep()
-            states = [task.state for task in (await storage.find(Filter(queue="q"))).tasks]
-            assert states == [State.READY, State.READY]
-
-    asyncio.run(main())
+    monkeypatch.setattr(transitions, "CASCADE_LIMIT", 1)
+    async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
+        await storage.apply([job("first")])
+        blocked = (Blocker("first", "q"),)
+        await storage.apply([job("second", blocked_by=blocked), job("third", blocked_by=blocked)])
+        granted = await storage.reserve("q", 30)
+        assert granted is not None
+        await storage.apply([(Ack(queue="q", id="first", token=granted.token or ""),), (Remove(queue="q", id="first"),)])
+    async with FileStorage(tmp_path / "store", clock=clock(), durability="process") as storage:
+        await storage.sweep()
+        states = [task.state for task in (await storage.find(Filter(queue="q"))).tasks]
+        assert states == [State.READY, State.READY]
 
 
-def test_a_task_whose_removal_failed_is_granted_once(tmp_path: Path) -> None:
+async def test_a_task_whose_removal_failed_is_granted_once(tmp_path: Path) -> None:
     async def granted_after_failure_at(number: int) -> list[int]:
         async with LayeredStorage(tmp_path / f"{number}", clock=clock()) as storage:
             await storage.apply([job("kept")])
@@ -281,12 +274,9 @@ def test_a_task_whose_removal_failed_is_granted_once(tmp_path: Path) -> None:
             [outcomes] = await storage.apply([(Reserve(queues=("q",), token="0" * 24, limit=2, lease_us=HOUR, worker="w"),)])
             return [task.attempts for task in outcomes[0].tasks]
 
-    async def main() -> None:
-        found = [await granted_after_failure_at(number) for number in range(1, 12)]
-        assert [1] in found
-        assert all(attempts in ([1], []) for attempts in found)
-
-    asyncio.run(main())
+    found = [await granted_after_failure_at(number) for number in range(1, 12)]
+    assert [1] in found
+    assert all(attempts in ([1], []) for attempts in found)
 
 
 def live_with_small_files(room: Path, patch: pytest.MonkeyPatch, steps: int, seed: int) -> None:
@@ -294,7 +284,7 @@ def live_with_small_files(room: Path, patch: pytest.MonkeyPatch, steps: int, see
     patch.setattr(file_folder, "JOURNAL_BYTES", dice.choice((1, 3000, 20_000, 1 << 20)))
     patch.setattr(file_folder, "SEGMENT_BYTES", dice.choice((1, 600, 3000, 1 << 20)))
     patch.setattr(file_folder, "TIDY_BYTES", dice.choice((1, 500, 1 << 14)))
-    patch.setattr(machine, "CASCADE_LIMIT", dice.choice((1, 3, 1000)))
+    patch.setattr(transitions, "CASCADE_LIMIT", dice.choice((1, 3, 1000)))
     patch.setattr(runs, "SETTLE_LIMIT", dice.choice((1, 3, 5000)))
     asyncio.run(live(room, steps, dice))
 

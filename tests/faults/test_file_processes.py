@@ -14,7 +14,7 @@ from omniq import FileStorage, OmniQ
 from omniq.models import State, new_token
 from omniq.operations import Ack, Enqueue, Reserve, Reserved, Retention
 from omniq.storage.file import folder as file_folder
-from omniq.storage.file.writer import Section
+from omniq.storage.file.writer import FileSection
 from omniq.testing import FakeClock
 
 on_files = pytest.mark.parametrize("fleet", ["file"], indirect=True)
@@ -28,60 +28,52 @@ async def ids_in(storage: FileStorage) -> int:
     return sum(c.ready for c in await storage.counts())
 
 
-def test_one_who_lags_behind_more_journals_than_are_kept_learns_everything_anew(
+async def test_one_who_lags_behind_more_journals_than_are_kept_learns_everything_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_folder, "JOURNAL_BYTES", 8 << 10)
-
-    async def body() -> None:
-        async with FileStorage(tmp_path) as late, FileStorage(tmp_path) as busy:
-            for n in range(5):
-                await busy.apply(new(20, n * 20))
-            assert await ids_in(late) == 100
-            kept = set(tmp_path.glob("journal/*"))
-            await busy.pause("silent")
-            await busy.set_group_limit("default", "g", 7)
-            for n in range(5, 15):
-                await busy.apply(new(20, n * 20))
-            assert not kept & set(tmp_path.glob("journal/*")), "what the late one knows has gone"
-            assert len(list(tmp_path.glob("journal/*"))) <= 3
-            assert await ids_in(late) == 300
-            assert await late.is_paused("silent")
-            assert [g.limit for g in (await late.groups("default"))[0]] == [7]
-            await late.apply(new(10, 300))
-            assert await ids_in(busy) == 310
-            assert await busy.check() == await late.check() == []
-        async with FileStorage(tmp_path) as again:
-            assert await ids_in(again) == 310
-            assert await again.is_paused("silent")
-
-    asyncio.run(body())
+    async with FileStorage(tmp_path) as late, FileStorage(tmp_path) as busy:
+        for n in range(5):
+            await busy.apply(new(20, n * 20))
+        assert await ids_in(late) == 100
+        kept = set(tmp_path.glob("journal/*"))
+        await busy.pause("silent")
+        await busy.set_group_limit("default", "g", 7)
+        for n in range(5, 15):
+            await busy.apply(new(20, n * 20))
+        assert not kept & set(tmp_path.glob("journal/*")), "what the late one knows has gone"
+        assert len(list(tmp_path.glob("journal/*"))) <= 3
+        assert await ids_in(late) == 300
+        assert await late.is_paused("silent")
+        assert [g.limit for g in (await late.groups("default"))[0]] == [7]
+        await late.apply(new(10, 300))
+        assert await ids_in(busy) == 310
+        assert await busy.check() == await late.check() == []
+    async with FileStorage(tmp_path) as again:
+        assert await ids_in(again) == 310
+        assert await again.is_paused("silent")
 
 
-def test_two_who_write_in_turn_follow_each_other_from_journal_to_journal_without_learning_anew(
+async def test_two_who_write_in_turn_follow_each_other_from_journal_to_journal_without_learning_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_folder, "JOURNAL_BYTES", 8 << 10)
-
-    async def body() -> None:
-        async with FileStorage(tmp_path, durability="process") as one, FileStorage(tmp_path, durability="process") as two:
-            await one.apply(new(1))
-            await two.apply(new(1, 1))
-            loads: list[object] = []
-            for storage in (one, two):
-                folder = storage._writing()._folder
-                assert folder is not None
-                monkeypatch.setattr(folder, "_load", loads.append)
-            for n in range(1, 50):
-                await one.apply(new(2, n * 4))
-                await two.apply(new(2, n * 4 + 2))
-            assert loads == []
-            assert await ids_in(one) == await ids_in(two) == 198
-
-    asyncio.run(body())
+    async with FileStorage(tmp_path, durability="process") as one, FileStorage(tmp_path, durability="process") as two:
+        await one.apply(new(1))
+        await two.apply(new(1, 1))
+        loads: list[object] = []
+        for storage in (one, two):
+            folder = storage._writing()._folder
+            assert folder is not None
+            monkeypatch.setattr(folder, "_load", loads.append)
+        for n in range(1, 50):
+            await one.apply(new(2, n * 4))
+            await two.apply(new(2, n * 4 + 2))
+        assert loads == []
+        assert await ids_in(one) == await ids_in(two) == 198
 
 
-def test_one_who_only_enqueues_remembers_nothing_of_what_others_have_run(tmp_path: Path) -> None:
+async def test_one_who_only_enqueues_remembers_nothing_of_what_others_have_run(tmp_path: Path) -> None:
     each, clock = 50, FakeClock()
 
     def task(n: int) -> tuple[Enqueue]:
@@ -98,61 +90,55 @@ def test_one_who_only_enqueues_remembers_nothing_of_what_others_have_run(tmp_pat
             ),
         )
 
-    def remembered(section: Section) -> int:
+    def remembered(section: FileSection) -> int:
         index = section.index
         lineups = [*index._ready.values(), *index._scheduled.values()]
         heaps = [index._expiring, index._expiring_keys, *index._open.values(), *index._leases.values()]
         return sum(len(lineup._line) + len(lineup._heap) for lineup in lineups) + sum(map(len, heaps))
 
-    async def body() -> None:
-        async with (
-            FileStorage(tmp_path, clock=clock, durability="process") as producer,
-            FileStorage(tmp_path, clock=clock, durability="process") as worker,
-        ):
-            most: list[int] = []
-            for start in range(0, 20 * each, each):
-                await producer.apply([task(n) for n in range(start, start + each)])
-                clock.advance(1)
-                token = new_token()
-                (answer,) = await worker.apply([(Reserve(queues=("default",), token=token, limit=each, worker="w"),)])
-                assert isinstance(answer, list)
-                assert isinstance(answer[0], Reserved)
-                assert len(answer[0].tasks) == each
-                await worker.apply([(Ack(queue="default", id=task.id, token=token),) for task in answer[0].tasks])
-                clock.advance(1)
-                while await worker.purge(Retention()):
-                    pass
-                most.append(await producer._do(remembered))
-            assert most[-1] <= most[2], most
-
-    asyncio.run(body())
+    async with (
+        FileStorage(tmp_path, clock=clock, durability="process") as producer,
+        FileStorage(tmp_path, clock=clock, durability="process") as worker,
+    ):
+        most: list[int] = []
+        for start in range(0, 20 * each, each):
+            await producer.apply([task(n) for n in range(start, start + each)])
+            clock.advance(1)
+            token = new_token()
+            (answer,) = await worker.apply([(Reserve(queues=("default",), token=token, limit=each, worker="w"),)])
+            assert isinstance(answer, list)
+            assert isinstance(answer[0], Reserved)
+            assert len(answer[0].tasks) == each
+            await worker.apply([(Ack(queue="default", id=task.id, token=token),) for task in answer[0].tasks])
+            clock.advance(1)
+            while await worker.purge(Retention()):
+                pass
+            most.append(await producer._do(remembered))
+        assert most[-1] <= most[2], most
 
 
 @pytest.mark.parametrize("lag", [0, 3])
-def test_one_who_lags_behind_finishes_what_a_dead_process_had_begun(
+async def test_one_who_lags_behind_finishes_what_a_dead_process_had_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
 ) -> None:
-    async def body() -> None:
-        async with FileStorage(tmp_path) as late, FileStorage(tmp_path) as dying:
-            token = new_token()
-            await dying.apply(new(1))
-            (answer,) = await dying.apply([(Reserve(queues=("default",), token=token, worker="w"),)])
-            assert isinstance(answer, list)
-            assert isinstance(answer[0], Reserved)
-            await late.counts()
-            for n in range(lag):
-                await dying.apply(new(1, n + 1))
-            folder = dying._writing()._folder
-            assert folder is not None
-            monkeypatch.setattr(folder, "_finish", lambda head: None)  # as if it were killed right after its record
-            await dying.apply([(Ack(queue="default", id="t0", token=token, result=b"1"),)])
-            task = await late.get("t0")
-            assert task is not None
-            assert task.state is State.DONE
-            running = b"".join(path.read_bytes() for path in tmp_path.glob("queue/running/*"))
-            assert b"{" not in running, "what is no longer true is blanked"
-
-    asyncio.run(body())
+    async with FileStorage(tmp_path) as late, FileStorage(tmp_path) as dying:
+        token = new_token()
+        await dying.apply(new(1))
+        (answer,) = await dying.apply([(Reserve(queues=("default",), token=token, worker="w"),)])
+        assert isinstance(answer, list)
+        assert isinstance(answer[0], Reserved)
+        await late.counts()
+        for n in range(lag):
+            await dying.apply(new(1, n + 1))
+        folder = dying._writing()._folder
+        assert folder is not None
+        monkeypatch.setattr(folder, "_finish", lambda head: None)  # as if it were killed right after its record
+        await dying.apply([(Ack(queue="default", id="t0", token=token, result=b"1"),)])
+        task = await late.get("t0")
+        assert task is not None
+        assert task.state is State.DONE
+        running = b"".join(path.read_bytes() for path in tmp_path.glob("queue/running/*"))
+        assert b"{" not in running, "what is no longer true is blanked"
 
 
 @on_files
@@ -227,4 +213,4 @@ def test_control_c_in_the_middle_of_a_write_leaves_a_store_that_goes_on(fleet: F
         assert ids
         assert [i for i in ids if oq.get_task(i) is None] == []
         assert len(ids) + 5 <= sum(c.ready for c in oq.counts()) <= len(said) + 5
-        assert oq._call(oq.storage.check()) == []
+        assert oq.check() == []

@@ -15,7 +15,7 @@ from fault_processes import Fleet, Process, on_each_store, until
 from omniq import BaseStorage, FileStorage, OmniQ, SQLiteStorage, StoreUnavailable
 from omniq.models import new_id
 from omniq.operations import Enqueue
-from omniq.storage.write_lock import LOOK_S, STOPPED_S, holder, is_stopped
+from omniq.storage.locks import LOOK_S, STOPPED_S, holder, is_stopped
 
 TOLD_S = STOPPED_S + 4 * LOOK_S + 2.0  # and some room for a busy machine
 

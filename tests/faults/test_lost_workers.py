@@ -204,24 +204,20 @@ async def all_events(fleet: Fleet) -> list[EventRow]:
 
 
 @on_each_store
-def test_a_worker_is_not_taken_for_dead_by_a_store_of_its_own_process_with_another_path(fleet: Fleet) -> None:
+async def test_a_worker_is_not_taken_for_dead_by_a_store_of_its_own_process_with_another_path(fleet: Fleet) -> None:
     """Closing any descriptor of a lock file drops the lock, so the same file must be known under every spelling."""
     other_name = fleet.folder / "other-name"
     other_name.symlink_to(fleet.folder, target_is_directory=True)
     other_url = fleet.url.replace(str(fleet.folder), str(other_name))
-
-    async def lost() -> list[str]:
-        async with fleet.storage() as first, BaseStorage.from_url(other_url) as second:
-            await first.hold_worker("host:1:me")
-            await first.apply([(Enqueue(id="t", name="job"),)])
-            await first.apply([(Reserve(queues=("default",), token=new_token(), worker="host:1:me"),)])
-            try:
-                assert await second.lost_workers() == []
-                return await asyncio.to_thread(lost_by_another_process, fleet)
-            finally:
-                await first.release_worker("host:1:me")
-
-    assert asyncio.run(lost()) == ["[]"]
+    async with fleet.storage() as first, BaseStorage.from_url(other_url) as second:
+        await first.hold_worker("host:1:me")
+        await first.apply([(Enqueue(id="t", name="job"),)])
+        await first.apply([(Reserve(queues=("default",), token=new_token(), worker="host:1:me"),)])
+        try:
+            assert await second.lost_workers() == []
+            assert await asyncio.to_thread(lost_by_another_process, fleet) == ["[]"]
+        finally:
+            await first.release_worker("host:1:me")
 
 
 def lost_by_another_process(fleet: Fleet) -> list[str]:

@@ -47,4 +47,4 @@ oq.enqueue_many(fault_jobs.nothing, [()] * 1_000_000)
             until(lambda n=wanted: sum(c.ready for c in oq.counts()) >= n, "some rows")
             producer.kill()
             assert sum(c.ready for c in oq.counts()) % 1000 == 0
-        assert oq._call(oq.storage.check()) == []
+        assert oq.check() == []

@@ -339,27 +339,24 @@ def test_a_job_that_is_handed_back_is_next_and_has_spent_nothing(client: Contrac
     assert again.lease_token != job.lease_token
 
 
-def test_the_async_client_does_the_same(storage: BaseStorage) -> None:
-    async def body() -> None:
-        async with AsyncContractClient(storage) as client:
-            job_id = await client.publish("q", {"n": 1}, job_id="a")
-            assert await client.reserve("none") is None
-            job = await client.reserve("q")
-            assert isinstance(job, Job)
-            assert job.job_id == job_id
-            assert await client.heartbeat("q", job_id, job.lease_token) >= job.lock_until_ms
-            kind, due_ms = await client.ack_fail("q", job_id, job.lease_token, 0, "E: x")
-            assert kind == "RETRY"
-            assert 25_000 < due_ms - client.now_ms() <= 30_001
-            with pytest.raises(LeaseLost) as caught:
-                await client.ack_success("q", job_id, job.lease_token)
-            assert caught.value.code == "TOKEN_MISMATCH"
-            assert await client.pause("q") == "OK"
-            assert await client.reserve("q") == Paused()
-            assert await client.resume("q") == 1
-            assert await client.repair() == []
-
-    asyncio.run(body())
+async def test_the_async_client_does_the_same(storage: BaseStorage) -> None:
+    async with AsyncContractClient(storage) as client:
+        job_id = await client.publish("q", {"n": 1}, job_id="a")
+        assert await client.reserve("none") is None
+        job = await client.reserve("q")
+        assert isinstance(job, Job)
+        assert job.job_id == job_id
+        assert await client.heartbeat("q", job_id, job.lease_token) >= job.lock_until_ms
+        kind, due_ms = await client.ack_fail("q", job_id, job.lease_token, 0, "E: x")
+        assert kind == "RETRY"
+        assert 25_000 < due_ms - client.now_ms() <= 30_001
+        with pytest.raises(LeaseLost) as caught:
+            await client.ack_success("q", job_id, job.lease_token)
+        assert caught.value.code == "TOKEN_MISMATCH"
+        assert await client.pause("q") == "OK"
+        assert await client.reserve("q") == Paused()
+        assert await client.resume("q") == 1
+        assert await client.repair() == []
 
 
 def test_a_client_is_opened_by_url_and_says_when_it_is_closed() -> None:

@@ -192,25 +192,22 @@ def test_failed_jobs_are_kept_unless_a_time_is_given(storage: BaseStorage, monke
     asyncio.run(body())
 
 
-def test_a_storage_that_is_closed_under_a_consumer_ends_it(storage: BaseStorage) -> None:
+async def test_a_storage_that_is_closed_under_a_consumer_ends_it(storage: BaseStorage) -> None:
     told: list[JobContext] = []
 
     async def handler(ctx: JobContext) -> None:
         told.append(ctx)
         await asyncio.sleep(20)
 
-    async def body() -> None:
-        client = AsyncContractClient(storage)
-        await client.publish("q", {})
-        consuming = asyncio.create_task(client.consume("q", handler, concurrency=2))
-        await eventually(lambda: told)
-        await client.close()
-        with pytest.raises(DriverClosed):
-            async with asyncio.timeout(5):
-                await consuming
-        assert told[0].lost.is_set()
-
-    asyncio.run(body())
+    client = AsyncContractClient(storage)
+    await client.publish("q", {})
+    consuming = asyncio.create_task(client.consume("q", handler, concurrency=2))
+    await eventually(lambda: told)
+    await client.close()
+    with pytest.raises(DriverClosed):
+        async with asyncio.timeout(5):
+            await consuming
+    assert told[0].lost.is_set()
 
 
 def test_a_handler_may_use_its_client(client: ContractClient) -> None:
@@ -598,7 +595,7 @@ def test_a_consumer_outlives_a_store_that_fails(storage: BaseStorage, caplog: py
 def test_a_consumer_that_cannot_reach_its_store_at_the_end_says_so_and_leaves(
     storage: BaseStorage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omniq.contract.consumer.LAST_TRIES", 2)
+    monkeypatch.setattr("omniq.turns.LAST_TRIES", 2)
     faulty = FaultyStorage(storage)
 
     async def handler(ctx: JobContext) -> None:

@@ -3,12 +3,12 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.forks import Python
 from support.waiting import wait_for
 
 from omniq import State
@@ -24,7 +24,7 @@ class Consumer:
         self.folder = folder
         arguments = [sys.executable, "-m", "support.contract_consumer", url, str(folder), mode, "drain" if drain else "leave"]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-        self.popen = subprocess.Popen(arguments, cwd=folder, env=environment, stderr=(folder / "errors").open("ab"))
+        self.popen = Python(arguments, cwd=folder, env=environment, stderr=(folder / "errors").open("ab"))
 
     @property
     def notes(self) -> list[str]:
@@ -33,6 +33,10 @@ class Consumer:
 
     def begun(self, n: int = 1) -> None:
         wait_for(lambda: sum(note.startswith("begin") for note in self.notes) == n, within=20)
+
+    def heard(self) -> None:
+        """It takes no more jobs."""
+        wait_for(lambda: "stopping: " in (self.folder / "errors").read_text(), within=20)
 
     def go(self) -> None:
         (self.folder / "go").touch()
@@ -85,6 +89,7 @@ def test_the_job_in_hand_is_finished_and_acked(
     at_once = 1 if mode == "caller" else 2
     consumer.begun(at_once)
     consumer.popen.send_signal(number)
+    consumer.heard()
     consumer.go()
     assert consumer.ended() == 0
     assert consumer.notes[-1] == "returned"

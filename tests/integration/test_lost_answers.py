@@ -58,43 +58,37 @@ def test_the_blocking_door(faulty: FaultyStorage) -> None:
         assert oq.get_task(tx.ids[1]) is None
 
 
-def test_the_async_door(faulty: FaultyStorage) -> None:
-    async def body() -> None:
-        oq = AsyncOmniQ(faulty, settings=QUICK)
-        faulty.strike("unknown", "unavailable", "unknown")
-        first = await oq.enqueue(jobs.add, 1)
-        faulty.strike("unknown")
-        async with oq.transaction() as tx:
-            second = tx.enqueue(jobs.add, 2)
-        faulty.strike("unknown")
-        third = await oq.options(max_retries=0).enqueue(jobs.fail, "x")
-        assert tx.ids == [second]
-        async with await oq.worker(concurrency=2):
-            for task_id in (first, second, third):
-                assert await oq.get_result(task_id, wait=True, timeout=10) is not None
-        faulty.strike("unknown")
-        await oq.requeue(third)
-        assert (await oq.get_task(third)).status is TaskStatus.RETRYING
-        assert [e.event for e in await oq.history(third)].count("requeued") == 1
-        assert len([e for e in await oq.events() if e.event == "enqueued"]) == 3
-
-    asyncio.run(body())
+async def test_the_async_door(faulty: FaultyStorage) -> None:
+    oq = AsyncOmniQ(faulty, settings=QUICK)
+    faulty.strike("unknown", "unavailable", "unknown")
+    first = await oq.enqueue(jobs.add, 1)
+    faulty.strike("unknown")
+    async with oq.transaction() as tx:
+        second = tx.enqueue(jobs.add, 2)
+    faulty.strike("unknown")
+    third = await oq.options(max_retries=0).enqueue(jobs.fail, "x")
+    assert tx.ids == [second]
+    async with await oq.worker(concurrency=2):
+        for task_id in (first, second, third):
+            assert await oq.get_result(task_id, wait=True, timeout=10) is not None
+    faulty.strike("unknown")
+    await oq.requeue(third)
+    assert (await oq.get_task(third)).status is TaskStatus.RETRYING
+    assert [e.event for e in await oq.history(third)].count("requeued") == 1
+    assert len([e for e in await oq.events() if e.event == "enqueued"]) == 3
 
 
-def test_the_names_of_the_storage(faulty: FaultyStorage) -> None:
-    async def body() -> None:
-        await faulty.inner.apply([(Enqueue(id="a", name="job"),), (Enqueue(id="b", name="job"),)])
-        faulty.strike("unknown")
-        held = await faulty.reserve("default", 30)
-        assert held is not None
-        assert (held.id, held.attempts) == ("a", 1)
-        faulty.strike("unknown")
-        await faulty.ack("a", held.token or "")
-        done = await faulty.get("a")
-        assert done is not None
-        assert done.state is State.DONE
-
-    asyncio.run(body())
+async def test_the_names_of_the_storage(faulty: FaultyStorage) -> None:
+    await faulty.inner.apply([(Enqueue(id="a", name="job"),), (Enqueue(id="b", name="job"),)])
+    faulty.strike("unknown")
+    held = await faulty.reserve("default", 30)
+    assert held is not None
+    assert (held.id, held.attempts) == ("a", 1)
+    faulty.strike("unknown")
+    await faulty.ack("a", held.token or "")
+    done = await faulty.get("a")
+    assert done is not None
+    assert done.state is State.DONE
 
 
 def test_a_store_that_stays_away_leaves_an_error_that_says_what_to_look_for(faulty: FaultyStorage) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import jobs
+from support.forks import Python
 from support.waiting import eventually, wait_for
 
 from omniq import AsyncOmniQ, MemoryStorage, OmniQ, Settings, TaskStatus
@@ -50,7 +51,7 @@ def spawn() -> Iterator[Spawn]:
     started: list[subprocess.Popen[str]] = []
 
     def start(program: str, *arguments: str, ready: bool = True) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
+        child = Python(
             [sys.executable, "-c", program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -95,130 +96,106 @@ def test_a_program_that_leaves_its_loop_without_a_stop_ends(url: str, spawn: Spa
     assert spawn(LEAVER, url).wait(30) == 0
 
 
-def test_a_task_from_another_process_starts_long_before_the_poll(url: str, key: str, spawn: Spawn) -> None:
-    async def body() -> list[float]:
-        async with AsyncOmniQ.from_url(url) as oq, await oq.worker(poll_interval=30):
-            child = await asyncio.to_thread(spawn, ENQUEUER, url)
-            delays: list[float] = []
-            for n in range(10):
-                child.stdin.write(f"{key}{n}\n")
-                child.stdin.flush()
-                answer = await asyncio.to_thread(child.stdout.readline)
-                await eventually(lambda n=n: jobs.runs[f"{key}{n}"])
-                delays.append(jobs.starts[f"{key}{n}"][0] - float(answer.split()[1]))
-        return sorted(delays)
-
-    delays = asyncio.run(body())
+async def test_a_task_from_another_process_starts_long_before_the_poll(url: str, key: str, spawn: Spawn) -> None:
+    async with AsyncOmniQ.from_url(url) as oq, await oq.worker(poll_interval=30):
+        child = await asyncio.to_thread(spawn, ENQUEUER, url)
+        delays: list[float] = []
+        for n in range(10):
+            child.stdin.write(f"{key}{n}\n")
+            child.stdin.flush()
+            answer = await asyncio.to_thread(child.stdout.readline)
+            await eventually(lambda n=n: jobs.runs[f"{key}{n}"])
+            delays.append(jobs.starts[f"{key}{n}"][0] - float(answer.split()[1]))
+    delays = sorted(delays)
     assert delays[5] < 0.1, delays
     assert delays[-1] < 2, delays
 
 
-def test_without_inotify_a_task_from_another_process_is_found_by_polling(
+async def test_without_inotify_a_task_from_another_process_is_found_by_polling(
     url: str, key: str, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Bell, "_kernel_wait", lambda bell: None)
-
-    async def body() -> None:
-        async with AsyncOmniQ.from_url(url) as oq, await oq.worker(poll_interval=30):
-            child = await asyncio.to_thread(spawn, ENQUEUER, url)
-            for n in range(3):
-                child.stdin.write(f"{key}{n}\n")
-                child.stdin.flush()
-                await eventually(lambda n=n: jobs.runs[f"{key}{n}"], within=5)
-
-    asyncio.run(body())
+    async with AsyncOmniQ.from_url(url) as oq, await oq.worker(poll_interval=30):
+        child = await asyncio.to_thread(spawn, ENQUEUER, url)
+        for n in range(3):
+            child.stdin.write(f"{key}{n}\n")
+            child.stdin.flush()
+            await eventually(lambda n=n: jobs.runs[f"{key}{n}"], within=5)
 
 
-def test_a_result_from_another_process_ends_the_waiting_early(url: str, spawn: Spawn) -> None:
-    async def body() -> None:
-        async with AsyncOmniQ.from_url(url) as oq:
-            await asyncio.to_thread(spawn, WORKER, url, "30")
-            await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)
-            times = []
-            for _ in range(5):
-                before = time.monotonic()
-                assert (await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)).ok
-                times.append(time.monotonic() - before)
-            assert sorted(times)[2] < 0.3, times
-
-    asyncio.run(body())
-
-
-def test_the_very_first_wait_of_a_storage_hears_other_processes_too(url: str, spawn: Spawn) -> None:
-    async def body() -> None:
+async def test_a_result_from_another_process_ends_the_waiting_early(url: str, spawn: Spawn) -> None:
+    async with AsyncOmniQ.from_url(url) as oq:
         await asyncio.to_thread(spawn, WORKER, url, "30")
+        await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)
         times = []
         for _ in range(5):
-            async with AsyncOmniQ.from_url(url) as oq:
-                task_id = await oq.enqueue(jobs.add, 1)
-                before = time.monotonic()
-                assert (await oq.get_result(task_id, wait=True, timeout=5)).ok
-                times.append(time.monotonic() - before)
-        assert max(times) < 0.7, times
-
-    asyncio.run(body())
+            before = time.monotonic()
+            assert (await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)).ok
+            times.append(time.monotonic() - before)
+        assert sorted(times)[2] < 0.3, times
 
 
-def test_the_tasks_of_a_killed_worker_run_again_within_a_second(url: str, tmp_path: Path, spawn: Spawn) -> None:
-    mark = str(tmp_path / "pid")
-
-    async def body() -> None:
+async def test_the_very_first_wait_of_a_storage_hears_other_processes_too(url: str, spawn: Spawn) -> None:
+    await asyncio.to_thread(spawn, WORKER, url, "30")
+    times = []
+    for _ in range(5):
         async with AsyncOmniQ.from_url(url) as oq:
-            child = await asyncio.to_thread(spawn, WORKER, url, "30")
-            task_id = await oq.enqueue(jobs.hold_then_write, mark)
-            await eventually(lambda: Path(mark).exists())
-            Path(mark).unlink()
-            async with await oq.worker(poll_interval=30):
-                child.kill()
-                await asyncio.to_thread(child.wait)
-                killed = time.monotonic()
-                await eventually(lambda: Path(mark).exists())
-                assert time.monotonic() - killed < 2
-                Path(mark + "-go").touch()
-                result = await oq.get_result(task_id, wait=True, timeout=5)
-            history = [e.event for e in await oq.history(task_id)]
-        assert (result.ok, result.attempts) == (True, 2)
-        assert history == ["enqueued", "started", "expired", "started", "succeeded"]
-
-    asyncio.run(body())
+            task_id = await oq.enqueue(jobs.add, 1)
+            before = time.monotonic()
+            assert (await oq.get_result(task_id, wait=True, timeout=5)).ok
+            times.append(time.monotonic() - before)
+    assert max(times) < 0.7, times
 
 
-def test_a_task_that_kills_its_worker_again_and_again_is_a_failure_that_says_so(url: str, spawn: Spawn) -> None:
-    async def body() -> None:
-        async with AsyncOmniQ.from_url(url) as oq:
-            task_id = await oq.options(max_retries=1).enqueue("support.jobs:kill_me")
-            for _ in range(2):
-                child = spawn(WORKER, url, "30", ready=False)
-                assert await asyncio.to_thread(child.wait, 10) == -signal.SIGKILL
-            async with await oq.worker():
-                result = await oq.get_result(task_id, wait=True, timeout=5)
-        assert (result.status, result.error.type, result.attempts) == (TaskStatus.FAILED, "WorkerLost", 2)
-        assert "died during attempt 2 of 2" in result.error.message
-
-    asyncio.run(body())
-
-
-def test_a_frozen_worker_loses_its_task_after_the_lease_and_cannot_end_it(url: str, tmp_path: Path, spawn: Spawn) -> None:
+async def test_the_tasks_of_a_killed_worker_run_again_within_a_second(url: str, tmp_path: Path, spawn: Spawn) -> None:
     mark = str(tmp_path / "pid")
-
-    async def body() -> None:
-        async with AsyncOmniQ.from_url(url, settings=Settings(lease=0.6)) as oq:
-            child = await asyncio.to_thread(spawn, WORKER, url, "0.6")
-            task_id = await oq.enqueue(jobs.hold_then_write, mark)
+    async with AsyncOmniQ.from_url(url) as oq:
+        child = await asyncio.to_thread(spawn, WORKER, url, "30")
+        task_id = await oq.enqueue(jobs.hold_then_write, mark)
+        await eventually(lambda: Path(mark).exists())
+        Path(mark).unlink()
+        async with await oq.worker(poll_interval=30):
+            child.kill()
+            await asyncio.to_thread(child.wait)
+            killed = time.monotonic()
             await eventually(lambda: Path(mark).exists())
-            os.kill(child.pid, signal.SIGSTOP)
-            Path(mark).unlink()
+            assert time.monotonic() - killed < 2
             Path(mark + "-go").touch()
-            async with await oq.worker():
-                result = await oq.get_result(task_id, wait=True, timeout=8)
-                assert (result.ok, result.attempts, result.result) == (True, 2, os.getpid())
-                os.kill(child.pid, signal.SIGCONT)
-                child.stdin.close()
-                await asyncio.to_thread(child.wait, 10)
-            again = await oq.get_result(task_id)
-            assert again == result
+            result = await oq.get_result(task_id, wait=True, timeout=5)
+        history = [e.event for e in await oq.history(task_id)]
+    assert (result.ok, result.attempts) == (True, 2)
+    assert history == ["enqueued", "started", "expired", "started", "succeeded"]
 
-    asyncio.run(body())
+
+async def test_a_task_that_kills_its_worker_again_and_again_is_a_failure_that_says_so(url: str, spawn: Spawn) -> None:
+    async with AsyncOmniQ.from_url(url) as oq:
+        task_id = await oq.options(max_retries=1).enqueue("support.jobs:kill_me")
+        for _ in range(2):
+            child = spawn(WORKER, url, "30", ready=False)
+            assert await asyncio.to_thread(child.wait, 10) == -signal.SIGKILL
+        async with await oq.worker():
+            result = await oq.get_result(task_id, wait=True, timeout=5)
+    assert (result.status, result.error.type, result.attempts) == (TaskStatus.FAILED, "WorkerLost", 2)
+    assert "died during attempt 2 of 2" in result.error.message
+
+
+async def test_a_frozen_worker_loses_its_task_after_the_lease_and_cannot_end_it(url: str, tmp_path: Path, spawn: Spawn) -> None:
+    mark = str(tmp_path / "pid")
+    async with AsyncOmniQ.from_url(url, settings=Settings(lease=0.6)) as oq:
+        child = await asyncio.to_thread(spawn, WORKER, url, "0.6")
+        task_id = await oq.enqueue(jobs.hold_then_write, mark)
+        await eventually(lambda: Path(mark).exists())
+        os.kill(child.pid, signal.SIGSTOP)
+        Path(mark).unlink()
+        Path(mark + "-go").touch()
+        async with await oq.worker():
+            result = await oq.get_result(task_id, wait=True, timeout=8)
+            assert (result.ok, result.attempts, result.result) == (True, 2, os.getpid())
+            os.kill(child.pid, signal.SIGCONT)
+            child.stdin.close()
+            await asyncio.to_thread(child.wait, 10)
+        again = await oq.get_result(task_id)
+        assert again == result
 
 
 # -- fork ------------------------------------------------------------------------------------------

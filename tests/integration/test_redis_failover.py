@@ -21,7 +21,7 @@ from omniq import AsyncOmniQ, Settings, current_task
 from omniq.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.models import State, new_token
 from omniq.operations import Ack, Enqueue, Enqueued, Reserve, Reserved
-from omniq.storage.redis.driver import RedisStorage
+from omniq.storage.redis import RedisStorage
 
 QUICK = Settings(backoff_base=0.01, grace=5)
 DURABLE = {"appendonly": "yes", "appendfsync": "everysec"}
@@ -110,11 +110,11 @@ async def _quiet(storage: RedisStorage, queue: str) -> bool:
 
 
 @pytest.mark.slow
-def test_sentinels_name_another_master_and_work_goes_on(tmp_path: Path) -> None:
+async def test_sentinels_name_another_master_and_work_goes_on(tmp_path: Path) -> None:
     watched = Watched(tmp_path, **DURABLE)
     try:
         watched.start()
-        asyncio.run(fails_over(watched.url, "default", watched.master))
+        await fails_over(watched.url, "default", watched.master)
         with watched.replica.client() as client:
             assert client.info("replication")["role"] == "master"
     finally:
@@ -122,12 +122,12 @@ def test_sentinels_name_another_master_and_work_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_replica_takes_over_in_a_cluster_and_work_goes_on(tmp_path: Path) -> None:
+async def test_a_replica_takes_over_in_a_cluster_and_work_goes_on(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, replicas=True, cluster_node_timeout="1000", **DURABLE)
     try:
         cluster.start()
         victim = cluster.master_of(key_slot(b"default"))
-        asyncio.run(fails_over(cluster.url, "default", cluster.nodes[victim]))
+        await fails_over(cluster.url, "default", cluster.nodes[victim])
         with cluster.replicas[victim].client() as client:
             assert client.info("replication")["role"] == "master"
     finally:
@@ -152,38 +152,34 @@ def queues_by_node(cluster: Cluster) -> list[str]:
     return [next(q for q in names if cluster.master_of(key_slot(q.encode())) == node) for node in range(3)]
 
 
-def test_the_other_nodes_of_a_cluster_serve_while_one_is_away(cluster: Cluster) -> None:
+async def test_the_other_nodes_of_a_cluster_serve_while_one_is_away(cluster: Cluster) -> None:
     """The list of queues is on a node, too; the one that is killed here is another."""
     number = (cluster.master_of(key_slot(b"omniq.store")) + 1) % 3
     gone, *others = queues = sorted(queues_by_node(cluster), key=lambda q: cluster.master_of(key_slot(q.encode())) != number)
-
-    async def main() -> None:
-        async with RedisStorage(cluster.url) as storage:
-            await storage.apply([enqueue(q, q) for q in queues])
-            storage.apply_blocking([enqueue(f"{q} too", q) for q in queues])
-            cluster.nodes[number].kill()
-            for call in (storage.apply, _in_thread(storage)):
-                with pytest.raises(IN_DOUBT):  # on the connection that the node has just left
+    async with RedisStorage(cluster.url) as storage:
+        await storage.apply([enqueue(q, q) for q in queues])
+        storage.apply_blocking([enqueue(f"{q} too", q) for q in queues])
+        cluster.nodes[number].kill()
+        for call in (storage.apply, _in_thread(storage)):
+            with pytest.raises(IN_DOUBT):  # on the connection that the node has just left
+                await call([enqueue("x", gone)])
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable):
                     await call([enqueue("x", gone)])
-                for _ in range(2):
-                    with pytest.raises(StoreUnavailable):
-                        await call([enqueue("x", gone)])
-                with pytest.raises(OutcomeUnknown, match="a part"):
-                    await call([enqueue(f"{call} of {others[0]}", others[0]), enqueue("x", gone)])
-                op = Reserve(queues=tuple(queues), limit=2, token=new_token())
-                (answer,) = await call([(op,)])
-                assert isinstance(answer, list)
-                assert isinstance(answer[0], Reserved)
-                assert {t.queue for t in answer[0].tasks} <= set(others)
-                assert len(answer[0].tasks) == 2
-                with pytest.raises(StoreUnavailable):
-                    await call([(op,)], repeat=True)
-                acks = [(Ack(queue=t.queue, id=t.id, token=op.token),) for t in answer[0].tasks]
-                assert [type(a) for a in await call(acks)] == [list, list]
-                with pytest.raises(StoreUnavailable):
-                    await call([(Reserve(queues=(gone,), token=new_token()),)])
-
-    asyncio.run(main())
+            with pytest.raises(OutcomeUnknown, match="a part"):
+                await call([enqueue(f"{call} of {others[0]}", others[0]), enqueue("x", gone)])
+            op = Reserve(queues=tuple(queues), limit=2, token=new_token())
+            (answer,) = await call([(op,)])
+            assert isinstance(answer, list)
+            assert isinstance(answer[0], Reserved)
+            assert {t.queue for t in answer[0].tasks} <= set(others)
+            assert len(answer[0].tasks) == 2
+            with pytest.raises(StoreUnavailable):
+                await call([(op,)], repeat=True)
+            acks = [(Ack(queue=t.queue, id=t.id, token=op.token),) for t in answer[0].tasks]
+            assert [type(a) for a in await call(acks)] == [list, list]
+            with pytest.raises(StoreUnavailable):
+                await call([(Reserve(queues=(gone,), token=new_token()),)])
 
 
 async def follow_up(queue: str) -> None:
@@ -191,33 +187,29 @@ async def follow_up(queue: str) -> None:
         tx.options(queue=queue).enqueue(square, 1)
 
 
-def test_a_full_node_of_a_cluster_ends_what_it_has_and_the_others_take_more(cluster: Cluster) -> None:
+async def test_a_full_node_of_a_cluster_ends_what_it_has_and_the_others_take_more(cluster: Cluster) -> None:
     number = (cluster.master_of(key_slot(b"omniq.store")) + 1) % 3
     full, *others = sorted(queues_by_node(cluster), key=lambda q: cluster.master_of(key_slot(q.encode())) != number)
-
-    async def main() -> None:
-        async with RedisStorage(cluster.url) as storage, AsyncOmniQ(storage) as oq:
-            brings = await oq.options(queue=full, max_retries=0).enqueue(follow_up, full)
-            old = [await oq.options(queue=full).enqueue(square, n) for n in range(5)]
-            with cluster.nodes[number].client() as client:
-                client.config_set("maxmemory", "1")
-            for door in (storage.apply, _in_thread(storage)):
-                with pytest.raises(StoreFull):
-                    await door([enqueue("new", full)])
-                with pytest.raises(OutcomeUnknown, match="out of memory"):
-                    await door([enqueue("new", others[0]), enqueue("new", full)])
-            new = [await oq.options(queue=queue).enqueue(square, 1) for queue in others]
-            async with await oq.worker(2, allow=[__name__]):
-                for id in (brings, *old, *new):
-                    result = await oq.get_result(id, wait=True, timeout=30)
-                    assert result is not None
-                    assert (result.error is None) == (id != brings), result.error
-            failed = await oq.get_result(brings)
-            assert failed is not None
-            assert failed.error is not None
-            assert failed.error.type == "StoreFull"
-
-    asyncio.run(main())
+    async with RedisStorage(cluster.url) as storage, AsyncOmniQ(storage) as oq:
+        brings = await oq.options(queue=full, max_retries=0).enqueue(follow_up, full)
+        old = [await oq.options(queue=full).enqueue(square, n) for n in range(5)]
+        with cluster.nodes[number].client() as client:
+            client.config_set("maxmemory", "1")
+        for door in (storage.apply, _in_thread(storage)):
+            with pytest.raises(StoreFull):
+                await door([enqueue("new", full)])
+            with pytest.raises(OutcomeUnknown, match="out of memory"):
+                await door([enqueue("new", others[0]), enqueue("new", full)])
+        new = [await oq.options(queue=queue).enqueue(square, 1) for queue in others]
+        async with await oq.worker(2, allow=[__name__]):
+            for id in (brings, *old, *new):
+                result = await oq.get_result(id, wait=True, timeout=30)
+                assert result is not None
+                assert (result.error is None) == (id != brings), result.error
+        failed = await oq.get_result(brings)
+        assert failed is not None
+        assert failed.error is not None
+        assert failed.error.type == "StoreFull"
 
 
 def _in_thread(storage: RedisStorage) -> Callable[..., Awaitable[list[Any]]]:
@@ -227,29 +219,26 @@ def _in_thread(storage: RedisStorage) -> Callable[..., Awaitable[list[Any]]]:
     return call
 
 
-def test_a_cluster_that_is_away_is_unavailable_in_the_words_of_the_library(cluster: Cluster) -> None:
-    async def main() -> None:
-        async with RedisStorage(cluster.url) as storage:
-            await storage.apply([enqueue("a")])
-            storage.apply_blocking([enqueue("b")])
-            for node in cluster.nodes:
-                node.kill()
-            for expected in (IN_DOUBT, StoreUnavailable, StoreUnavailable):
-                with pytest.raises(expected):
-                    await storage.apply([enqueue("c")])
-                with pytest.raises(expected):
-                    storage.apply_blocking([enqueue("c")])
-                for call in (lambda: storage.get("a"), lambda: storage.allocate_ids(1), storage.counts):
-                    with pytest.raises(StoreUnavailable):
-                        await call()
-        fresh = RedisStorage(cluster.url)
-        with pytest.raises(StoreUnavailable):
-            fresh.apply_blocking([enqueue("c")])
-        with pytest.raises(StoreUnavailable):
-            await fresh.open()
-        await fresh.close()
-
-    asyncio.run(main())
+async def test_a_cluster_that_is_away_is_unavailable_in_the_words_of_the_library(cluster: Cluster) -> None:
+    async with RedisStorage(cluster.url) as storage:
+        await storage.apply([enqueue("a")])
+        storage.apply_blocking([enqueue("b")])
+        for node in cluster.nodes:
+            node.kill()
+        for expected in (IN_DOUBT, StoreUnavailable, StoreUnavailable):
+            with pytest.raises(expected):
+                await storage.apply([enqueue("c")])
+            with pytest.raises(expected):
+                storage.apply_blocking([enqueue("c")])
+            for call in (lambda: storage.get("a"), lambda: storage.allocate_ids(1), storage.counts):
+                with pytest.raises(StoreUnavailable):
+                    await call()
+    fresh = RedisStorage(cluster.url)
+    with pytest.raises(StoreUnavailable):
+        fresh.apply_blocking([enqueue("c")])
+    with pytest.raises(StoreUnavailable):
+        await fresh.open()
+    await fresh.close()
 
 
 @pytest.fixture
@@ -273,28 +262,24 @@ def scripts_run(server: Server) -> int:
     return sum(stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval"))
 
 
-def test_a_call_on_a_cluster_whose_answer_got_lost_is_not_sent_again_unasked(
+async def test_a_call_on_a_cluster_whose_answer_got_lost_is_not_sent_again_unasked(
     behind_proxy: tuple[Cluster, Proxy, str],
 ) -> None:
     cluster, proxy, queue = behind_proxy
     node = cluster.nodes[cluster.master_of(key_slot(queue.encode()))]
-
-    async def main() -> None:
-        async with RedisStorage(cluster.url) as storage:
-            await storage.apply([enqueue("warm")])
-            storage.apply_blocking([enqueue("warm too")])
-            before = scripts_run(node)
-            proxy.swallow_reply()
-            with pytest.raises(OutcomeUnknown):
-                await storage.apply([enqueue("a")])
-            assert scripts_run(node) == before + 1
-            proxy.swallow_reply()
-            with pytest.raises(OutcomeUnknown):
-                storage.apply_blocking([enqueue("b")])
-            assert scripts_run(node) == before + 2
-            for id in "ab":
-                expected = [[Enqueued(id=id, existed=True, state=State.READY)]]
-                assert await storage.apply([enqueue(id)], repeat=True) == expected
-            assert (await storage.counts())[0].ready == 4
-
-    asyncio.run(main())
+    async with RedisStorage(cluster.url) as storage:
+        await storage.apply([enqueue("warm")])
+        storage.apply_blocking([enqueue("warm too")])
+        before = scripts_run(node)
+        proxy.swallow_reply()
+        with pytest.raises(OutcomeUnknown):
+            await storage.apply([enqueue("a")])
+        assert scripts_run(node) == before + 1
+        proxy.swallow_reply()
+        with pytest.raises(OutcomeUnknown):
+            storage.apply_blocking([enqueue("b")])
+        assert scripts_run(node) == before + 2
+        for id in "ab":
+            expected = [[Enqueued(id=id, existed=True, state=State.READY)]]
+            assert await storage.apply([enqueue(id)], repeat=True) == expected
+        assert (await storage.counts())[0].ready == 4

@@ -20,7 +20,7 @@ from omniq.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.models import State, new_token
 from omniq.operations import Ack, Acked, Enqueue, Enqueued, OpenRun, Reserve, Reserved, Stage
 from omniq.storage.bulk import open_bulk
-from omniq.storage.redis.driver import RedisStorage
+from omniq.storage.redis import RedisStorage
 
 RESUME_S = 2.0
 QUICK = Settings(backoff_base=0.01, grace=5)
@@ -54,32 +54,26 @@ def enqueue(id: str) -> list[tuple[Enqueue]]:
     return [(Enqueue(id=id, name="job", payload=b"[]"),)]
 
 
-def test_a_flushed_script_is_sent_again(server: Server, url: str) -> None:
-    async def main() -> None:
-        async with RedisStorage(url) as storage:
-            for n in range(3):
-                with server.client() as client:
-                    client.script_flush()
-                await storage.apply(enqueue(f"a{n}"))
-                with server.client() as client:
-                    client.script_flush()
-                storage.apply_blocking(enqueue(f"b{n}"))
-            assert (await storage.counts())[0].ready == 6
-
-    asyncio.run(main())
+async def test_a_flushed_script_is_sent_again(server: Server, url: str) -> None:
+    async with RedisStorage(url) as storage:
+        for n in range(3):
+            with server.client() as client:
+                client.script_flush()
+            await storage.apply(enqueue(f"a{n}"))
+            with server.client() as client:
+                client.script_flush()
+            storage.apply_blocking(enqueue(f"b{n}"))
+        assert (await storage.counts())[0].ready == 6
 
 
-def test_an_enqueue_whose_answer_got_lost_is_not_stored_twice(proxy: Proxy, url: str) -> None:
-    async def main() -> None:
-        async with RedisStorage(proxy.url) as storage:
-            await storage.apply(enqueue("warm"))
-            proxy.swallow_reply()
-            with pytest.raises(OutcomeUnknown):
-                await storage.apply(enqueue("a"))
-            assert await storage.apply(enqueue("a"), repeat=True) == [[Enqueued(id="a", existed=True, state=State.READY)]]
-            assert (await storage.counts())[0].ready == 2
-
-    asyncio.run(main())
+async def test_an_enqueue_whose_answer_got_lost_is_not_stored_twice(proxy: Proxy, url: str) -> None:
+    async with RedisStorage(proxy.url) as storage:
+        await storage.apply(enqueue("warm"))
+        proxy.swallow_reply()
+        with pytest.raises(OutcomeUnknown):
+            await storage.apply(enqueue("a"))
+        assert await storage.apply(enqueue("a"), repeat=True) == [[Enqueued(id="a", existed=True, state=State.READY)]]
+        assert (await storage.counts())[0].ready == 2
 
 
 def test_a_run_whose_answers_get_lost_is_staged_and_committed_once(proxy: Proxy, url: str) -> None:
@@ -103,71 +97,60 @@ def test_a_run_whose_answers_get_lost_is_staged_and_committed_once(proxy: Proxy,
     assert asyncio.run(ready()) == 2000
 
 
-def test_a_script_that_is_forgotten_while_calls_fly_leaves_the_outcome_open(server: Server, url: str) -> None:
+async def test_a_script_that_is_forgotten_while_calls_fly_leaves_the_outcome_open(server: Server, url: str) -> None:
     rows = [Enqueue(id=f"t{n}", name="job") for n in range(1500)]
     stages = [(Stage(queue="default", run_id="r", tasks=tuple(rows[at : at + 500])),) for at in range(0, 1500, 500)]
+    async with RedisStorage(url) as storage:
+        await storage.apply([(OpenRun(queue="default", run_id="r"),)])
+        packed, call = storage._calls.encode, storage._calls.encode([], None, False)
 
-    async def main() -> None:
-        async with RedisStorage(url) as storage:
-            await storage.apply([(OpenRun(queue="default", run_id="r"),)])
-            packed, call = storage._call, storage._call([], None, False)
+        def forgetting(*arguments: Any) -> bytes:
+            with server.client() as client:
+                client.script_flush()
+            return packed(*arguments)
 
-            def forgetting(*arguments: Any) -> bytes:
-                with server.client() as client:
-                    client.script_flush()
-                return packed(*arguments)
-
-            storage._client.script_blocking("{default}:meta", call)
-            storage._call = forgetting  # type: ignore[method-assign]
-            with pytest.raises(OutcomeUnknown):
-                await asyncio.to_thread(storage.apply_blocking, stages)
-            storage._call = packed  # type: ignore[method-assign]
-            answers = await asyncio.to_thread(storage.apply_blocking, stages, repeat=True)
-            assert sum(answer[0].new + answer[0].there for answer in answers if isinstance(answer, list)) == 1500  # type: ignore[attr-defined]
-            assert (await storage.counts())[0].staged == 1500
-
-    asyncio.run(main())
+        storage._client.script_blocking("{default}:meta", call)
+        storage._calls.encode = forgetting  # type: ignore[method-assign]
+        with pytest.raises(OutcomeUnknown):
+            await asyncio.to_thread(storage.apply_blocking, stages)
+        storage._calls.encode = packed  # type: ignore[method-assign]
+        answers = await asyncio.to_thread(storage.apply_blocking, stages, repeat=True)
+        assert sum(answer[0].new + answer[0].there for answer in answers if isinstance(answer, list)) == 1500  # type: ignore[attr-defined]
+        assert (await storage.counts())[0].staged == 1500
 
 
-def test_a_reserve_whose_answer_got_lost_gives_the_same_leases_again(proxy: Proxy, url: str) -> None:
-    async def main() -> None:
-        async with RedisStorage(proxy.url) as storage:
-            await storage.apply([*enqueue("a"), *enqueue("b"), *enqueue("c")])
-            op = Reserve(queues=("default",), limit=2, token=new_token())
-            proxy.swallow_reply()
-            with pytest.raises(OutcomeUnknown):
-                await storage.apply([(op,)])
-            (answer,) = await storage.apply([(op,)], repeat=True)
-            assert isinstance(answer, list)
-            assert isinstance(answer[0], Reserved)
-            assert sorted(t.id for t in answer[0].tasks) == ["a", "b"]
-            assert {t.attempts for t in answer[0].tasks} == {1}
-            ack = [(Ack(queue="default", id="a", token=op.token),)]
-            proxy.swallow_reply()
-            with pytest.raises(OutcomeUnknown):
-                await storage.apply(ack)
-            assert await storage.apply(ack) == [[Acked(state=State.DONE, already=True)]]
-
-    asyncio.run(main())
+async def test_a_reserve_whose_answer_got_lost_gives_the_same_leases_again(proxy: Proxy, url: str) -> None:
+    async with RedisStorage(proxy.url) as storage:
+        await storage.apply([*enqueue("a"), *enqueue("b"), *enqueue("c")])
+        op = Reserve(queues=("default",), limit=2, token=new_token())
+        proxy.swallow_reply()
+        with pytest.raises(OutcomeUnknown):
+            await storage.apply([(op,)])
+        (answer,) = await storage.apply([(op,)], repeat=True)
+        assert isinstance(answer, list)
+        assert isinstance(answer[0], Reserved)
+        assert sorted(t.id for t in answer[0].tasks) == ["a", "b"]
+        assert {t.attempts for t in answer[0].tasks} == {1}
+        ack = [(Ack(queue="default", id="a", token=op.token),)]
+        proxy.swallow_reply()
+        with pytest.raises(OutcomeUnknown):
+            await storage.apply(ack)
+        assert await storage.apply(ack) == [[Acked(state=State.DONE, already=True)]]
 
 
-def test_a_blocking_call_whose_answer_got_lost_says_so(proxy: Proxy, url: str) -> None:
-    async def main() -> None:
-        async with RedisStorage(proxy.url) as storage:
-            storage.apply_blocking(enqueue("warm"))
-            proxy.swallow_reply()
-            with pytest.raises(OutcomeUnknown):
-                storage.apply_blocking(enqueue("a"))
-            (answer,) = storage.apply_blocking(enqueue("a"), repeat=True)
-            assert answer == [Enqueued(id="a", existed=True, state=State.READY)]
-
-    asyncio.run(main())
+async def test_a_blocking_call_whose_answer_got_lost_says_so(proxy: Proxy, url: str) -> None:
+    async with RedisStorage(proxy.url) as storage:
+        storage.apply_blocking(enqueue("warm"))
+        proxy.swallow_reply()
+        with pytest.raises(OutcomeUnknown):
+            storage.apply_blocking(enqueue("a"))
+        (answer,) = storage.apply_blocking(enqueue("a"), repeat=True)
+        assert answer == [Enqueued(id="a", existed=True, state=State.READY)]
 
 
-def test_a_server_that_is_silent_leaves_the_outcome_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_is_silent_leaves_the_outcome_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omniq.storage.redis.client.ANSWER_S", 0.3)
-
-    async def main(server: Server) -> None:
+    with running(tmp_path / "redis") as server:
         async with RedisStorage(server.url) as storage:
             await storage.apply(enqueue("warm"))
             storage.apply_blocking(enqueue("warm too"))
@@ -184,79 +167,66 @@ def test_a_server_that_is_silent_leaves_the_outcome_open(tmp_path: Path, monkeyp
             for id in "ab":
                 assert await storage.apply(enqueue(id), repeat=True) == [[Enqueued(id=id, existed=True, state=State.READY)]]
 
-    with running(tmp_path / "redis") as server:
-        asyncio.run(main(server))
 
-
-def test_a_cancelled_call_is_cancelled_whenever_it_comes(url: str) -> None:
+async def test_a_cancelled_call_is_cancelled_whenever_it_comes(url: str) -> None:
     """Before Python 3.12 the client library's own timeout swallowed it, and a loop of calls could not be ended."""
+    async with RedisStorage(url) as storage:
+        stop = False
 
-    async def main() -> None:
-        async with RedisStorage(url) as storage:
-            stop = False
+        async def call_on(name: str) -> None:
+            n = 0
+            while not stop:
+                n += 1
+                await storage.apply(enqueue(f"{name}-{n}"))
 
-            async def call_on(name: str) -> None:
-                n = 0
-                while not stop:
-                    n += 1
-                    await storage.apply(enqueue(f"{name}-{n}"))
-
-            for n in range(40):
-                calls = asyncio.create_task(call_on(f"p{n}"))
-                await asyncio.sleep(n * 0.0003)
-                calls.cancel()
-                done, _ = await asyncio.wait({calls}, timeout=2)
-                stop = not done
-                await asyncio.wait({calls})
-                assert done, "the cancellation was swallowed"
-            assert await storage.check() == []
-
-    asyncio.run(main())
+        for n in range(40):
+            calls = asyncio.create_task(call_on(f"p{n}"))
+            await asyncio.sleep(n * 0.0003)
+            calls.cancel()
+            done, _ = await asyncio.wait({calls}, timeout=2)
+            stop = not done
+            await asyncio.wait({calls})
+            assert done, "the cancellation was swallowed"
+        assert await storage.check() == []
 
 
-def test_a_server_that_is_away_is_unavailable_and_nothing_happened(tmp_path: Path) -> None:
-    async def main() -> None:
-        server = Server(tmp_path / "redis", appendonly="yes", appendfsync="always").start()
-        try:
-            async with RedisStorage(server.url) as storage:
-                await storage.apply(enqueue("a"))
-                assert (await storage.info()).capabilities.durability == "power"
-                server.kill()
-                with pytest.raises((StoreUnavailable, OutcomeUnknown)):  # on the connection that the server has just left
-                    await storage.apply(enqueue("b"))
-                for call in (storage.apply, storage.apply, lambda _: storage.get("a"), lambda _: storage.allocate_ids(1)):
-                    with pytest.raises(StoreUnavailable):
-                        await call(enqueue("b"))
-                with pytest.raises(StoreUnavailable):
-                    storage.apply_blocking(enqueue("b"))
-                await asyncio.to_thread(server.start)
-                await storage.apply(enqueue("c"))
-                assert [i for i in "abc" if await storage.get(i) is not None] == ["a", "c"]
-        finally:
-            server.stop()
-
-    asyncio.run(main())
-
-
-def test_a_full_server_takes_no_task_and_still_ends_old_ones(server: Server, url: str) -> None:
-    async def main() -> None:
-        async with RedisStorage(url) as storage:
+async def test_a_server_that_is_away_is_unavailable_and_nothing_happened(tmp_path: Path) -> None:
+    server = Server(tmp_path / "redis", appendonly="yes", appendfsync="always").start()
+    try:
+        async with RedisStorage(server.url) as storage:
             await storage.apply(enqueue("a"))
-            op = Reserve(queues=("default",), token=new_token())
-            await storage.apply([(op,)])
-            with server.client() as client:
-                client.config_set("maxmemory", "1")
-            try:
-                with pytest.raises(StoreFull):
-                    await storage.apply(enqueue("b"))
-            finally:
-                with server.client() as client:
-                    client.config_set("maxmemory", "0")
-            assert await storage.get("b") is None
-            await storage.apply([(Ack(queue="default", id="a", token=op.token),)])
-            assert await storage.check() == []
+            assert (await storage.info()).capabilities.durability == "power"
+            server.kill()
+            with pytest.raises((StoreUnavailable, OutcomeUnknown)):  # on the connection that the server has just left
+                await storage.apply(enqueue("b"))
+            for call in (storage.apply, storage.apply, lambda _: storage.get("a"), lambda _: storage.allocate_ids(1)):
+                with pytest.raises(StoreUnavailable):
+                    await call(enqueue("b"))
+            with pytest.raises(StoreUnavailable):
+                storage.apply_blocking(enqueue("b"))
+            await asyncio.to_thread(server.start)
+            await storage.apply(enqueue("c"))
+            assert [i for i in "abc" if await storage.get(i) is not None] == ["a", "c"]
+    finally:
+        server.stop()
 
-    asyncio.run(main())
+
+async def test_a_full_server_takes_no_task_and_still_ends_old_ones(server: Server, url: str) -> None:
+    async with RedisStorage(url) as storage:
+        await storage.apply(enqueue("a"))
+        op = Reserve(queues=("default",), token=new_token())
+        await storage.apply([(op,)])
+        with server.client() as client:
+            client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(StoreFull):
+                await storage.apply(enqueue("b"))
+        finally:
+            with server.client() as client:
+                client.config_set("maxmemory", "0")
+        assert await storage.get("b") is None
+        await storage.apply([(Ack(queue="default", id="a", token=op.token),)])
+        assert await storage.check() == []
 
 
 # -- workers -----------------------------------------------------------------------------------------
@@ -298,14 +268,14 @@ async def _quiet(oq: AsyncOmniQ) -> bool:
     return counts.ready + counts.running + counts.scheduled + counts.dead == 0
 
 
-def test_work_goes_on_after_20_broken_connections(proxy: Proxy, url: str) -> None:
-    took = asyncio.run(break_often(proxy, url, 20))
+async def test_work_goes_on_after_20_broken_connections(proxy: Proxy, url: str) -> None:
+    took = await break_often(proxy, url, 20)
     assert max(took) < RESUME_S, took
 
 
 @pytest.mark.slow
-def test_work_goes_on_after_200_broken_connections(proxy: Proxy, url: str) -> None:
-    took = asyncio.run(break_often(proxy, url, 200))
+async def test_work_goes_on_after_200_broken_connections(proxy: Proxy, url: str) -> None:
+    took = await break_often(proxy, url, 200)
     assert max(took) < RESUME_S, max(took)
 
 
@@ -348,27 +318,23 @@ async def resumes_after_restart(oq: AsyncOmniQ, n: int) -> float:
 
 
 @pytest.mark.slow
-def test_nothing_that_was_answered_is_lost_with_appendfsync_always(tmp_path: Path) -> None:
+async def test_nothing_that_was_answered_is_lost_with_appendfsync_always(tmp_path: Path) -> None:
     server = Server(tmp_path / "redis", appendonly="yes", appendfsync="always").start()
-
-    async def main() -> None:
+    try:
         answered, _ = await killed_under_load(server, 3)
         async with RedisStorage(server.url) as storage:
             missing = [i for i in answered if await storage.get(i, "default") is None]
             assert missing == []
             assert len(answered) > 100
-
-    try:
-        asyncio.run(main())
     finally:
         server.stop()
 
 
 @pytest.mark.slow
-def test_workers_resume_within_two_seconds_with_appendfsync_everysec(tmp_path: Path) -> None:
+async def test_workers_resume_within_two_seconds_with_appendfsync_everysec(tmp_path: Path) -> None:
     server = Server(tmp_path / "redis", appendonly="yes", appendfsync="everysec").start()
     try:
-        _, pauses = asyncio.run(killed_under_load(server, 3))
+        _, pauses = await killed_under_load(server, 3)
         assert max(pauses) < RESUME_S, pauses
     finally:
         server.stop()

@@ -1,8 +1,8 @@
 """Jobs of other clients with nonsense in them: none stops its queue, and what cannot be read is put aside with a reason."""
 
-import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ from omniq.operations import (
     Stage,
 )
 from omniq.serialization import MsgspecSerializer
-from omniq.storage.redis.driver import RedisStorage
+from omniq.storage.redis import RedisStorage
 from omniq.translate import task_of
 
 Q, BASE = "mail", "{mail}:"
@@ -204,16 +204,14 @@ def values_of(field: str) -> tuple[bytes, ...]:
     return NUMBERS if field in NUMERIC else TEXTS
 
 
-def run(server: Server, body: Callable[[RedisStorage], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with RedisStorage(server.url) as storage:
-            await body(storage)
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def opened(server: Server) -> AsyncIterator[RedisStorage]:
+    async with RedisStorage(server.url) as storage:
+        yield storage
 
 
 @pytest.mark.parametrize("field", [*NUMERIC, *TEXTUAL])
-def test_jobs_with_nonsense_in_a_field_stop_nobody(server: Server, raw: Any, field: str) -> None:
+async def test_jobs_with_nonsense_in_a_field_stop_nobody(server: Server, raw: Any, field: str) -> None:
     def odd() -> None:
         for state in STATES:
             for n, value in enumerate(values_of(field)):
@@ -221,7 +219,8 @@ def test_jobs_with_nonsense_in_a_field_stop_nobody(server: Server, raw: Any, fie
                 publish(raw, f"odd-{state}-{n}", state, {**created, field: value})
 
     surround(raw, odd)
-    run(server, whole_life)
+    async with opened(server) as storage:
+        await whole_life(storage)
 
 
 async def enqueue(storage: RedisStorage, id: str, state: str, **more: Any) -> None:
@@ -234,8 +233,8 @@ async def enqueue(storage: RedisStorage, id: str, state: str, **more: Any) -> No
 
 
 @pytest.mark.parametrize("field", [*NUMERIC, *TEXTUAL])
-def test_tasks_of_ours_that_others_damaged_stop_nobody(server: Server, raw: Any, field: str) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_tasks_of_ours_that_others_damaged_stop_nobody(server: Server, raw: Any, field: str) -> None:
+    async with opened(server) as storage:
         await storage.set_group_limit(Q, "g", 100)
         for state in sorted(STATES):  # what is leased first, then what waits
             for n, value in enumerate(values_of(field)):
@@ -246,12 +245,10 @@ def test_tasks_of_ours_that_others_damaged_stop_nobody(server: Server, raw: Any,
                     await enqueue(storage, id, "wait")
         await whole_life(storage)
 
-    run(server, body)
-
 
 @pytest.mark.parametrize("state", STATES)
-def test_tasks_of_ours_that_lost_a_field_stop_nobody(server: Server, raw: Any, state: str) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_tasks_of_ours_that_lost_a_field_stop_nobody(server: Server, raw: Any, state: str) -> None:
+    async with opened(server) as storage:
         await storage.set_group_limit(Q, "g", 100)
         for n, field in enumerate([*NUMERIC, *TEXTUAL]):
             id = f"odd-{n}"
@@ -261,19 +258,18 @@ def test_tasks_of_ours_that_lost_a_field_stop_nobody(server: Server, raw: Any, s
             await enqueue(storage, id, "wait")
         await whole_life(storage)
 
-    run(server, body)
-
 
 # -- what is put aside -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("word", [b"banana\xff", b"staged", b"moving"])
 @pytest.mark.parametrize("where", STATES)
-def test_a_job_in_an_unknown_state_is_a_dead_letter_that_says_so(server: Server, raw: Any, where: str, word: bytes) -> None:
+async def test_a_job_in_an_unknown_state_is_a_dead_letter_that_says_so(
+    server: Server, raw: Any, where: str, word: bytes
+) -> None:
     surround(raw, lambda: publish(raw, "odd", where, {"state": word}))
     said = 'its state is "' + word.decode("ascii", "ignore")
-
-    async def body(storage: RedisStorage) -> None:
+    async with opened(server) as storage:
         await storage.sweep()
         await end_all(storage)
         odd = await storage.get("odd")
@@ -291,40 +287,32 @@ def test_a_job_in_an_unknown_state_is_a_dead_letter_that_says_so(server: Server,
         await storage.apply([(Ack(**held(task)),)])
         assert await storage.check() == []
 
-    run(server, body)
-
 
 @pytest.mark.parametrize("word", ["active", "delayed", "completed", "failed", "blocked", "cancelled"])
 @pytest.mark.parametrize("where", ["wait", "group"])
-def test_a_job_that_waits_in_a_lane_and_says_otherwise_is_not_ready_for_ever(
+async def test_a_job_that_waits_in_a_lane_and_says_otherwise_is_not_ready_for_ever(
     server: Server, raw: Any, where: str, word: str
 ) -> None:
     publish(raw, "odd", where, {"state": word})
     publish(raw, "good")
-
-    async def body(storage: RedisStorage) -> None:
+    async with opened(server) as storage:
         await storage.sweep()
         assert [task.id for task in await reserve(storage)] == ["good"]
         (counts,) = await storage.counts()
         assert counts.ready == 0
         assert await reserve(storage) == []
 
-    run(server, body)
-
 
 @pytest.mark.parametrize("where", ["wait", "group", "delayed", "active"])
 @pytest.mark.parametrize("id", [b"odd\xff", b"odd\x00", b""], ids=["no-utf8", "nul", "empty"])
-def test_a_job_whose_id_nobody_can_say_is_put_aside_and_named(server: Server, raw: Any, where: str, id: bytes) -> None:
+async def test_a_job_whose_id_nobody_can_say_is_put_aside_and_named(server: Server, raw: Any, where: str, id: bytes) -> None:
     surround(raw, lambda: publish(raw, id, where))
-
-    async def body(storage: RedisStorage) -> None:
+    async with opened(server) as storage:
         await whole_life_without_removal(storage)
         (line,) = await storage.check()
         assert line.endswith("was put aside: its id is no text in UTF-8 without NUL; delete its key when you have read it")
         raw.delete(b"{mail}:job:" + id)
         assert await storage.check() == []
-
-    run(server, body)
 
 
 async def whole_life_without_removal(storage: RedisStorage) -> None:
@@ -336,10 +324,9 @@ async def whole_life_without_removal(storage: RedisStorage) -> None:
     assert (counts.ready, counts.running, counts.scheduled, counts.done) == (0, 0, 0, len(GOOD))
 
 
-def test_an_id_whose_key_holds_no_hash_is_refused_like_any_that_is_there(server: Server, raw: Any) -> None:
+async def test_an_id_whose_key_holds_no_hash_is_refused_like_any_that_is_there(server: Server, raw: Any) -> None:
     raw.set(f"{BASE}job:odd", "a text")
-
-    async def body(storage: RedisStorage) -> None:
+    async with opened(server) as storage:
         odd, good = Enqueue(id="odd", name="job", queue=Q), Enqueue(id="good", name="job", queue=Q)
         for calls in ([(odd,)], [(odd,), (good,)], [(odd, good)], [(Enqueue(id="odd", name="job", queue=Q, group="g"),)]):
             first, *rest = await storage.apply(calls)
@@ -360,18 +347,15 @@ def test_an_id_whose_key_holds_no_hash_is_refused_like_any_that_is_there(server:
         assert sorted(t.id for t in await reserve(storage)) == ["good", "staged"]
         assert raw.get(f"{BASE}job:odd") == b"a text"
 
-    run(server, body)
-
 
 @pytest.mark.parametrize("where", ["wait", "group", "delayed", "active"])
-def test_a_key_that_holds_no_hash_is_put_aside_and_named(server: Server, raw: Any, where: str) -> None:
+async def test_a_key_that_holds_no_hash_is_put_aside_and_named(server: Server, raw: Any, where: str) -> None:
     def odd() -> None:
         publish(raw, "odd", where)
         raw.set(f"{BASE}job:odd", "surprise")
 
     surround(raw, odd)
-
-    async def body(storage: RedisStorage) -> None:
+    async with opened(server) as storage:
         await whole_life_without_removal(storage)
         (line,) = await storage.check()
         assert "job odd was put aside: its key holds no hash" in line
@@ -380,15 +364,13 @@ def test_a_key_that_holds_no_hash_is_put_aside_and_named(server: Server, raw: An
         assert await storage.check() == []
         assert raw.exists(f"{BASE}job:odd") == 0
 
-    run(server, body)
-
 
 ERRORS = (b"5", b'"x"', b"null", b"{", b"\xff", b'{"message":5}', b'{"message":null,"type":{}}', b'{"message":"\\ud800"}')
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_task_is_cancelled_whatever_another_client_wrote_into_its_error(server: Server, raw: Any, error: bytes) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_a_task_is_cancelled_whatever_another_client_wrote_into_its_error(server: Server, raw: Any, error: bytes) -> None:
+    async with opened(server) as storage:
         await enqueue(storage, "odd", "wait")
         await enqueue(storage, "odd-2", "wait")
         (task, _) = await reserve(storage)
@@ -403,11 +385,9 @@ def test_a_task_is_cancelled_whatever_another_client_wrote_into_its_error(server
             assert answer[0].state is State.CANCELLED  # type: ignore[union-attr, attr-defined]
         await look(storage)
 
-    run(server, body)
 
-
-def test_the_end_of_a_task_whose_key_holds_no_hash_any_more_stops_no_other_end(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_the_end_of_a_task_whose_key_holds_no_hash_any_more_stops_no_other_end(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         for id in ("odd", *GOOD):
             await enqueue(storage, id, "wait")
         tasks = await reserve(storage)
@@ -418,14 +398,11 @@ def test_the_end_of_a_task_whose_key_holds_no_hash_any_more_stops_no_other_end(s
         (line,) = await storage.check()
         assert "job odd was put aside" in line
 
-    run(server, body)
 
-
-def test_what_waits_for_its_time_and_cannot_be_read_keeps_nothing_from_being_purged(server: Server, raw: Any) -> None:
+async def test_what_waits_for_its_time_and_cannot_be_read_keeps_nothing_from_being_purged(server: Server, raw: Any) -> None:
     raw.set(f"{BASE}job:odd", "surprise")
     raw.zadd(f"{BASE}delayed", {"odd": time.time() * 1000 + 10**8})
-
-    async def body(storage: RedisStorage) -> None:
+    async with opened(server) as storage:
         await enqueue(storage, "good", "group", group_limit=2)
         (task,) = await reserve(storage)
         await storage.apply([(Ack(**held(task)),)])
@@ -433,15 +410,12 @@ def test_what_waits_for_its_time_and_cannot_be_read_keeps_nothing_from_being_pur
         assert await storage.purge(Retention(limits_us=0), storage.clock() + HOUR_US) == 1
         assert await storage.groups(Q) == ([], None)
 
-    run(server, body)
 
-
-def test_a_lease_whose_token_nobody_can_say_ends_and_frees_its_group(server: Server, raw: Any) -> None:
+async def test_a_lease_whose_token_nobody_can_say_ends_and_frees_its_group(server: Server, raw: Any) -> None:
     publish(raw, "odd", "active", {"lease_token": b"\xff\xfe"})
     raw.set(f"{BASE}g:g:inflight", 1)
     publish(raw, "next", "group")
-
-    async def body(storage: RedisStorage) -> None:
+    async with opened(server) as storage:
         assert await reserve(storage) == []
         await storage.reclaim()
         assert [task.id for task in await reserve(storage)] == ["next"]
@@ -450,11 +424,9 @@ def test_a_lease_whose_token_nobody_can_say_ends_and_frees_its_group(server: Ser
         assert odd.last_error is not None
         assert "its lease_token is no text" in odd.last_error.message
 
-    run(server, body)
 
-
-def test_a_lost_lease_without_a_token_ends_also_when_its_task_shall_be_cancelled(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_a_lost_lease_without_a_token_ends_also_when_its_task_shall_be_cancelled(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await enqueue(storage, "odd", "group")
         await reserve(storage)
         await storage.apply([(Cancel(queue=Q, id="odd"),)])
@@ -466,24 +438,19 @@ def test_a_lost_lease_without_a_token_ends_also_when_its_task_shall_be_cancelled
         assert odd.state is State.CANCELLED
         assert await storage.check() == []
 
-    run(server, body)
 
-
-def test_a_lease_is_over_when_its_score_says_so_whatever_the_job_says(server: Server, raw: Any) -> None:
+async def test_a_lease_is_over_when_its_score_says_so_whatever_the_job_says(server: Server, raw: Any) -> None:
     publish(raw, "odd", "active", {"lock_until_ms": "9999999999999999"})
-
-    async def body(storage: RedisStorage) -> None:
+    async with opened(server) as storage:
         await reserve(storage)
         assert await storage.reclaim() == 1
         odd = await storage.get("odd")
         assert odd is not None
         assert odd.state is State.READY or odd.state is State.SCHEDULED
 
-    run(server, body)
 
-
-def test_what_a_blocked_task_waits_for_must_be_readable_or_it_dies(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_what_a_blocked_task_waits_for_must_be_readable_or_it_dies(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await enqueue(storage, GOOD[0], "wait")
         await enqueue(storage, "odd", "blocked")
         raw.hset(f"{BASE}job:odd", "edges", "[[1]]")
@@ -494,10 +461,8 @@ def test_what_a_blocked_task_waits_for_must_be_readable_or_it_dies(server: Serve
         assert (odd.state, odd.last_error.type) == (State.DEAD, "Unreadable")
         assert len(await storage.check()) == 1
 
-    run(server, body)
 
-
-def test_a_worker_ends_every_job_whatever_its_payload(server: Server, raw: Any) -> None:
+async def test_a_worker_ends_every_job_whatever_its_payload(server: Server, raw: Any) -> None:
     payloads = [b"", b"{", b"\xff\xfe", b"\x00", b"[" * 5000, b'{"func":5}', b'{"func":"\xff"}', b"12", b'{"func":"","args":3}']
 
     def odd() -> None:
@@ -510,16 +475,13 @@ def test_a_worker_ends_every_job_whatever_its_payload(server: Server, raw: Any) 
     def echo(payload: object) -> object:
         return "seen"
 
-    async def main() -> None:
-        async with AsyncOmniQ.from_url(server.url) as oq, await oq.worker(4, queues=[Q], allow=[__name__]):
-            for n in range(len(payloads)):
-                result = await oq.get_result(f"odd-{n}", wait=True, timeout=30)
-                assert result is not None
-                task = await oq.get_task(f"odd-{n}")
-                assert task is not None
-                assert task.status in (TaskStatus.SUCCESS, TaskStatus.FAILED)
-            for id in GOOD:
-                result = await oq.get_result(id, wait=True, timeout=30)
-                assert result is not None
-
-    asyncio.run(main())
+    async with AsyncOmniQ.from_url(server.url) as oq, await oq.worker(4, queues=[Q], allow=[__name__]):
+        for n in range(len(payloads)):
+            result = await oq.get_result(f"odd-{n}", wait=True, timeout=30)
+            assert result is not None
+            task = await oq.get_task(f"odd-{n}")
+            assert task is not None
+            assert task.status in (TaskStatus.SUCCESS, TaskStatus.FAILED)
+        for id in GOOD:
+            result = await oq.get_result(id, wait=True, timeout=30)
+            assert result is not None

@@ -13,7 +13,7 @@ from support.redis_server import Server, running
 from omniq.errors import DuplicateId, Refused
 from omniq.models import State, new_id, new_token
 from omniq.operations import Ack, Cancel, Enqueue, Filter, Operation, Reserve, Retention
-from omniq.storage.redis.driver import RedisStorage
+from omniq.storage.redis import RedisStorage
 
 MANY = 10_000
 NAMES = tuple(f"q{n:05d}" for n in range(MANY))
@@ -75,8 +75,11 @@ async def _all_stored(storage: RedisStorage, *transactions: list[Operation]) -> 
         assert not any(outcome.existed for outcome in answer)  # type: ignore[union-attr, attr-defined]
 
 
-def test_tasks_come_in_by_every_door(server: Server, store: RedisStorage) -> None:
-    async def main() -> None:
+async def test_tasks_come_in_by_every_door(server: Server, store: RedisStorage) -> None:
+    with never_busy(server):
+        (answer,) = store.apply_blocking([(_new(NAMES[3]),)])
+        assert isinstance(answer, list)
+        store.apply_blocking([(Cancel(queue=NAMES[3], id=answer[0].id),)])  # type: ignore[union-attr, attr-defined]
         await _all_stored(store, [_new(NAMES[7])])
         await _all_stored(store, [_new("the-first-of-this-queue")])
         await asyncio.gather(*[_all_stored(store, [_new(NAMES[n])]) for n in range(10)])
@@ -86,15 +89,9 @@ def test_tasks_come_in_by_every_door(server: Server, store: RedisStorage) -> Non
         await _all_stored(store, *[[_new(NAMES[n % 9], idempotency_key=str(n))] for n in range(300)])
         assert sum(counts.ready for counts in await store.counts()) == MANY + 1 + 1 + 10 + 2600
 
+
+async def test_an_id_of_another_queue_is_found_among_many(server: Server, store: RedisStorage) -> None:
     with never_busy(server):
-        (answer,) = store.apply_blocking([(_new(NAMES[3]),)])
-        assert isinstance(answer, list)
-        store.apply_blocking([(Cancel(queue=NAMES[3], id=answer[0].id),)])  # type: ignore[union-attr, attr-defined]
-        asyncio.run(main())
-
-
-def test_an_id_of_another_queue_is_found_among_many(server: Server, store: RedisStorage) -> None:
-    async def main() -> None:
         await _all_stored(store, [_new(NAMES[-1], "mine")], [_new(NAMES[4], "late", delay_us=10**10)])
         for mine in ("mine", "late"):
             several: list[Operation] = [_new(NAMES[0], fingerprint="other") for _ in range(50)]
@@ -106,45 +103,37 @@ def test_an_id_of_another_queue_is_found_among_many(server: Server, store: Redis
             assert isinstance(together, DuplicateId)
             assert [n for n, answer in enumerate(one_by_one) if isinstance(answer, Refused)] == [20]
 
-    with never_busy(server):
-        asyncio.run(main())
 
-
-def test_ids_that_other_queues_have_are_found_at_once(server: Server, store: RedisStorage) -> None:
+async def test_ids_that_other_queues_have_are_found_at_once(server: Server, store: RedisStorage) -> None:
     ids = [f"mine-{n}" for n in range(400)]
-
-    async def main() -> None:
+    with never_busy(server):
         await _all_stored(store, *[[_new(NAMES[-1 - n % 90], id)] for n, id in enumerate(ids)])
         answers = await store.apply([[_new(NAMES[0], id, on_conflict="return")] for id in ids])
         assert all(answer[0].existed for answer in answers)  # type: ignore[index, union-attr, attr-defined]
 
-    with never_busy(server):
-        asyncio.run(main())
 
-
-def test_ids_that_only_the_books_of_a_queue_have_are_looked_for_in_several_calls(server: Server, store: RedisStorage) -> None:
+async def test_ids_that_only_the_books_of_a_queue_have_are_looked_for_in_several_calls(
+    server: Server, store: RedisStorage
+) -> None:
     """Other clients deleted the jobs, so each of them is looked for in all queues."""
     ids = [f"mine-{n}" for n in range(20)]
 
     def calls(raw: Any) -> int:
         return raw.info("commandstats")["cmdstat_evalsha"]["calls"]
 
-    async def main(raw: Any) -> None:
+    with server.client() as raw:
         await _all_stored(store, *[[_new(NAMES[-1], id)] for id in ids])
         raw.delete(*[f"{{{NAMES[-1]}}}:job:{id}" for id in ids])
         before = calls(raw)
         await _all_stored(store, *[[_new(NAMES[0], id)] for id in ids])
         assert calls(raw) - before >= len(ids) / 3
 
-    with server.client() as raw:
-        asyncio.run(main(raw))
 
-
-def test_a_worker_of_all_queues_takes_ends_and_sweeps(server: Server, store: RedisStorage) -> None:
+async def test_a_worker_of_all_queues_takes_ends_and_sweeps(server: Server, store: RedisStorage) -> None:
     def reserve(limit: int) -> Reserve:
         return Reserve(queues=NAMES, token=new_token(), limit=limit, worker="w")
 
-    async def main() -> None:
+    with never_busy(server):
         await store.pause(NAMES[600])
         first = reserve(700)
         ((got,),) = await store.apply([[first]])  # type: ignore[misc]
@@ -165,11 +154,8 @@ def test_a_worker_of_all_queues_takes_ends_and_sweeps(server: Server, store: Red
         assert len({task.queue for task in page.tasks}) == 40
         assert page.cursor is not None
 
-    with never_busy(server):
-        asyncio.run(main())
 
-
-def test_a_reserve_costs_as_much_per_queue_whatever_their_number(server: Server, store: RedisStorage) -> None:
+async def test_a_reserve_costs_as_much_per_queue_whatever_their_number(server: Server, store: RedisStorage) -> None:
     async def cost(queues: tuple[str, ...], times: int) -> float:
         """The server's CPU time for asking these queues once, of which the first few have tasks."""
         with server.client() as raw:
@@ -179,8 +165,5 @@ def test_a_reserve_costs_as_much_per_queue_whatever_their_number(server: Server,
                 assert len(answers[0][0].tasks) == 5  # type: ignore[index, union-attr, attr-defined]
             return (raw.info("cpu")["used_cpu_user"] - before) / times
 
-    async def main() -> None:
-        await cost(NAMES[:1000], 1)  # the server knows the script
-        assert await cost(NAMES, 2) < 30 * await cost(NAMES[:1000], 10)  # ten times as much, not a hundred
-
-    asyncio.run(main())
+    await cost(NAMES[:1000], 1)  # the server knows the script
+    assert await cost(NAMES, 2) < 30 * await cost(NAMES[:1000], 10)  # ten times as much, not a hundred

@@ -1,12 +1,13 @@
 """What is particular about a Redis store: shared keys, other clients on them, its users, sentinels."""
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ import pytest
 from support import jobs
 from support.redis_server import Server, free_port, running
 
-from omniq import AsyncOmniQ
+from omniq import AsyncOmniQ, OmniQ
 from omniq.cli.store.copying import Copy
-from omniq.errors import Invalid, Refused, StoreUnavailable
+from omniq.errors import Invalid, Refused, StoreTooNew, StoreUnavailable
 from omniq.models import Blocker, Record, State, StoredResult, TaskError, new_token
 from omniq.operations import Ack, Cancel, Enqueue, Extend, Fail, Filter, Requeue, Reserve, Reserved, Retention, Saved
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
-from omniq.storage.redis.driver import RedisStorage
+from omniq.storage.redis import RedisStorage
+from omniq.storage.redis.driver import INFO
 from omniq.testing import FakeClock, conformance
 
 Q = "mail"
@@ -42,13 +44,11 @@ def raw(server: Server) -> Iterator[Any]:
         yield client
 
 
-def run(server: Server, body: Callable[[RedisStorage], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with RedisStorage(server.url) as storage:
-            await body(storage)
-            assert await storage.check() == []
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def opened(server: Server) -> AsyncIterator[RedisStorage]:
+    async with RedisStorage(server.url) as storage:
+        yield storage
+        assert await storage.check() == []
 
 
 def new(id: str, **fields: Any) -> Enqueue:
@@ -92,8 +92,8 @@ def publish(raw: Any, id: str, payload: str = "[]", gid: str = "", **fields: str
 # -- keys --------------------------------------------------------------------------------------------
 
 
-def test_a_task_is_a_job_with_the_fields_that_every_client_reads(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_a_task_is_a_job_with_the_fields_that_every_client_reads(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("a", payload=b'{"n":1}', max_attempts=5, lease_us=7_000_000, backoff="fixed:base=900"))
         job = raw.hgetall(f"{BASE}job:a")
         wanted = {"id": "a", "payload": '{"n":1}', "state": "wait", "attempt": "0", "max_attempts": "5", "timeout_ms": "7000"}
@@ -108,11 +108,9 @@ def test_a_task_is_a_job_with_the_fields_that_every_client_reads(server: Server,
         assert (job[b"state"], job[b"lease_token"], job[b"lock_until_ms"]) == (b"completed", b"", b"")
         assert raw.lrange(f"{BASE}completed", 0, -1) == [b"a"]
 
-    run(server, body)
 
-
-def test_nothing_is_written_outside_the_queue_and_the_store(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_nothing_is_written_outside_the_queue_and_the_store(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("a", group="g", idempotency_key="k"), new("b", blocked_by=(Blocker("a", Q),)))
         (task,) = await take(storage)
         await ack(storage, task, result=b"1")
@@ -120,11 +118,9 @@ def test_nothing_is_written_outside_the_queue_and_the_store(server: Server, raw:
         assert all(key.startswith((BASE.encode(), b"{omniq.store}:")) for key in raw.scan_iter())
         assert not raw.exists(f"{BASE}meta", "omniq:queues")
 
-    run(server, body)
 
-
-def test_100_completed_jobs_are_listed_and_every_result_is_kept(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_100_completed_jobs_are_listed_and_every_result_is_kept(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         ids = [f"t{n:03}" for n in range(250)]
         await add(storage, *[new(i) for i in ids])
         for _ in range(5):
@@ -139,14 +135,12 @@ def test_100_completed_jobs_are_listed_and_every_result_is_kept(server: Server, 
         await storage.purge(Retention(), int(time.time() * 1e6) + 90_000 * 1_000_000)
         assert await storage.get("t000") is None
 
-    run(server, body)
-
 
 # -- other clients -------------------------------------------------------------------------------------
 
 
-def test_a_job_of_another_client_is_a_task(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_a_job_of_another_client_is_a_task(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         publish(raw, "plain", '{"x":1}')
         publish(raw, "named", '{"func":"app:job","args":[1]}', gid="g")
         seen = await storage.get("plain", Q)
@@ -162,11 +156,9 @@ def test_a_job_of_another_client_is_a_task(server: Server, raw: Any) -> None:
             assert not isinstance(await ack(storage, task, result=b"1"), Refused)
         assert set(await storage.results(["plain", "named"])) == {"plain", "named"}
 
-    run(server, body)
 
-
-def test_sweep_takes_jobs_of_other_clients_into_the_books(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_sweep_takes_jobs_of_other_clients_into_the_books(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await storage.pause(Q)
         publish(raw, "theirs", gid="g")
         await storage.sweep()
@@ -175,8 +167,6 @@ def test_sweep_takes_jobs_of_other_clients_into_the_books(server: Server, raw: A
         await storage.resume(Q)
         (task,) = await take(storage)
         await ack(storage, task)
-
-    run(server, body)
 
 
 def fail_as_others_do(raw: Any, id: str, error: str) -> None:
@@ -189,8 +179,8 @@ def fail_as_others_do(raw: Any, id: str, error: str) -> None:
     raw.zadd(f"{BASE}idx:failed", {id: now})
 
 
-def test_sweep_follows_up_on_what_other_clients_failed(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_sweep_follows_up_on_what_other_clients_failed(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("a", dead_queue="dlq"), new("b", blocked_by=(Blocker("a", Q),)))
         await take(storage)
         fail_as_others_do(raw, "a", "ValueError: no")
@@ -203,11 +193,9 @@ def test_sweep_follows_up_on_what_other_clients_failed(server: Server, raw: Any)
         assert result.error is not None
         assert (result.error.type, result.error.message) == ("ValueError", "no")
 
-    run(server, body)
 
-
-def test_sweep_follows_up_on_a_task_that_others_retried_and_failed_again(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_sweep_follows_up_on_a_task_that_others_retried_and_failed_again(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("a"))
         (task,) = await take(storage)
         await storage.apply([(Fail(queue=Q, id="a", token=task.token or "", error=TaskError("E", "first", "")),)])
@@ -224,11 +212,9 @@ def test_sweep_follows_up_on_a_task_that_others_retried_and_failed_again(server:
         await storage.apply([(Requeue(queue=Q, id="a"),)])
         await ack(storage, (await take(storage))[0])
 
-    run(server, body)
 
-
-def test_an_id_that_another_client_publishes_again_starts_anew(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_an_id_that_another_client_publishes_again_starts_anew(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("a", result_ttl_us=60_000_000, fingerprint="x"))
         await ack(storage, (await take(storage))[0], result=b"old")
         await asyncio.sleep(0.002)  # another millisecond
@@ -240,14 +226,12 @@ def test_an_id_that_another_client_publishes_again_starts_anew(server: Server, r
         await ack(storage, task, result=b"new")
         assert (await storage.results(["a"]))["a"].result == b"new"
 
-    run(server, body)
-
 
 # -- what goes wrong with others, and not here -----------------------------------------------------------
 
 
-def test_a_group_gets_its_slot_back_when_a_leased_job_vanishes(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_a_group_gets_its_slot_back_when_a_leased_job_vanishes(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("lost", group="g", lease_us=1000), new("next", group="g"))
         await take(storage)
         raw.delete(f"{BASE}job:lost")
@@ -256,11 +240,9 @@ def test_a_group_gets_its_slot_back_when_a_leased_job_vanishes(server: Server, r
         await storage.sweep()
         assert [t.id for t in await take(storage)] == ["next"]
 
-    run(server, body)
 
-
-def test_an_id_without_a_job_is_dropped_and_never_handed_out(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_an_id_without_a_job_is_dropped_and_never_handed_out(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("real"), new("grouped", group="g"))
         raw.lpush(f"{BASE}wait", "ghost", "ghost2")
         raw.lpush(f"{BASE}g:g:wait", "ghost3")
@@ -268,20 +250,16 @@ def test_an_id_without_a_job_is_dropped_and_never_handed_out(server: Server, raw
         assert sorted([t.id for t in await take(storage, 9)]) == ["grouped", "real"]
         assert raw.zcard(f"{BASE}delayed") == 0
 
-    run(server, body)
 
-
-def test_a_job_that_was_pushed_twice_runs_once(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_a_job_that_was_pushed_twice_runs_once(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         publish(raw, "a")
         raw.rpush(f"{BASE}wait", "a")
         assert [t.id for t in await take(storage, 9)] == ["a"]
 
-    run(server, body)
 
-
-def test_a_beat_does_not_add_up(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_a_beat_does_not_add_up(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("a", lease_us=60_000_000))
         (task,) = await take(storage)
         for _ in range(5):
@@ -290,21 +268,17 @@ def test_a_beat_does_not_add_up(server: Server, raw: Any) -> None:
         assert after is not None
         assert (after.lease_until_us or 0) < time.time() * 1e6 + 61_000_000
 
-    run(server, body)
 
-
-def test_groups_that_became_ready_together_take_turns_in_that_order(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_groups_that_became_ready_together_take_turns_in_that_order(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         names = ["z", "m", "a"]
         call = [(new(f"{name}{n}", group=name, group_limit=9),) for name in names for n in range(2)]
         await storage.apply(call, 1_700_000_000_000_000)
         assert [t.id for t in await take(storage, 9)] == ["z0", "m0", "a0", "z1", "m1", "a1"]
 
-    run(server, body)
 
-
-def test_groups_that_are_over_leave_no_key(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_groups_that_are_over_leave_no_key(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, *[new(f"t{n}", group=f"g{n}") for n in range(50)])
         for task in await take(storage, 50):
             await ack(storage, task)
@@ -312,11 +286,9 @@ def test_groups_that_are_over_leave_no_key(server: Server, raw: Any) -> None:
         await storage.purge(Retention())
         assert (await storage.groups(Q))[0] == []
 
-    run(server, body)
 
-
-def test_repair_recounts_slots_readiness_and_counters(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_repair_recounts_slots_readiness_and_counters(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("a", group="g"), new("b", group="g"), new("c"))
         raw.set(f"{BASE}g:g:inflight", 7)
         raw.delete(f"{BASE}groups:ready", f"{BASE}idx:wait")
@@ -326,23 +298,19 @@ def test_repair_recounts_slots_readiness_and_counters(server: Server, raw: Any) 
         assert await storage.check() == []
         assert sorted([t.id for t in await take(storage, 9)]) == ["a", "c"]
 
-    run(server, body)
 
-
-def test_large_numbers_stay_plain_digits(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_large_numbers_stay_plain_digits(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("a", lease_us=10**17, eta_us=2 * 10**15))
         job = raw.hgetall(f"{BASE}job:a")
         assert (job[b"timeout_ms"], job[b"due_ms"]) == (b"100000000000000", b"2000000000000")
-
-    run(server, body)
 
 
 # -- the rest ------------------------------------------------------------------------------------------
 
 
-def test_events_are_kept_per_queue(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_events_are_kept_per_queue(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         assert await storage.events() == []
         await add(storage, new("a"))
         assert [e.event for e in await storage.events()] == ["enqueued"]
@@ -350,8 +318,6 @@ def test_events_are_kept_per_queue(server: Server, raw: Any) -> None:
         assert {s.name for s in await storage.event_shards()} == {Q, "other"}
         with pytest.raises(Invalid, match="other"):
             await storage.events()
-
-    run(server, body)
 
 
 def test_a_storage_serves_several_event_loops_and_threads(server: Server, raw: Any) -> None:
@@ -369,19 +335,17 @@ def test_a_storage_serves_several_event_loops_and_threads(server: Server, raw: A
     assert raw.llen(f"{BASE}wait") == 4
 
 
-def test_callers_that_come_together_share_a_call(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_callers_that_come_together_share_a_call(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("first"))
         raw.config_resetstat()
         await asyncio.gather(*[storage.apply([(new(f"t{n}"),)]) for n in range(200)])
         assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] < 20
         assert (await storage.counts())[0].ready == 201
 
-    run(server, body)
 
-
-def test_a_call_is_one_call_of_the_script_however_much_it_carries(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_a_call_is_one_call_of_the_script_however_much_it_carries(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await storage.apply([(new(f"first {q}", queue=q),) for q in "abc"])
         raw.config_resetstat()
         call: list[Any] = [(new(f"{q}{n}", queue=q), new(f"{q}{n} too", queue="a")) for n in range(9) for q in "abc"]
@@ -390,11 +354,9 @@ def test_a_call_is_one_call_of_the_script_however_much_it_carries(server: Server
             assert not isinstance(answer, Refused), answer
         assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
 
-    run(server, body)
 
-
-def test_what_was_cancelled_or_is_blocked_is_in_no_lane_and_no_counter_of_the_contract(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_what_was_cancelled_or_is_blocked_is_in_no_lane_and_no_counter_of_the_contract(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         later = new("later", delay_us=60_000_000)
         blocked = new("blocked", blocked_by=(Blocker("waits", Q),))
         await add(storage, new("waits"), new("grouped", group="g"), later, blocked)
@@ -408,8 +370,6 @@ def test_what_was_cancelled_or_is_blocked_is_in_no_lane_and_no_counter_of_the_co
         stats = {name.decode(): value for name, value in raw.hgetall(f"{BASE}stats").items()}
         assert (stats["waiting"], stats["group_waiting"], stats["delayed"], stats["groups_ready"]) == (b"1", b"0", b"0", b"0")
         assert not raw.exists(f"{BASE}job:grouped", f"{BASE}job:later")
-
-    run(server, body)
 
 
 def test_the_least_rights_of_the_documentation_are_enough(server: Server, raw: Any, repository: Path) -> None:
@@ -434,55 +394,43 @@ def test_the_least_rights_of_the_documentation_are_enough(server: Server, raw: A
         raw.execute_command("ACL", "DELUSER", "omniq")
 
 
-def test_a_user_without_the_right_to_run_scripts_is_told(server: Server, raw: Any) -> None:
+async def test_a_user_without_the_right_to_run_scripts_is_told(server: Server, raw: Any) -> None:
     raw.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">secret", "~*", "&*", "+@read", "+hsetnx", "+sadd")
-
-    async def main() -> None:
+    try:
         async with RedisStorage(server.url.replace("redis://", "redis://reader:secret@")) as storage:
             with pytest.raises(Exception, match=r"(?i)noperm|permission"):
                 await storage.apply([(new("a"),)])
-
-    try:
-        asyncio.run(main())
     finally:
         raw.execute_command("ACL", "DELUSER", "reader")
 
 
-def test_a_check_does_without_the_right_to_look_for_keys(server: Server, raw: Any) -> None:
+async def test_a_check_does_without_the_right_to_look_for_keys(server: Server, raw: Any) -> None:
     raw.execute_command("ACL", "SETUSER", "short", "reset", "on", ">secret", "~{*", "&*", "+@all", "-scan")
-
-    async def main() -> None:
+    try:
         async with RedisStorage(server.url.replace("redis://", "redis://short:secret@")) as storage:
             await add(storage, new("a"))
             assert await storage.check() == []
-
-    try:
-        asyncio.run(main())
     finally:
         raw.execute_command("ACL", "DELUSER", "short")
 
 
-def test_sentinels_name_the_master(server: Server, raw: Any, tmp_path: Path) -> None:
+async def test_sentinels_name_the_master(server: Server, raw: Any, tmp_path: Path) -> None:
     config = tmp_path / "sentinel.conf"
     config.write_text(f"sentinel monitor main 127.0.0.1 {server.port} 1\nsentinel down-after-milliseconds main 2000\n")
     sentinel = Server(tmp_path / "sentinel", config=config)
     sentinel.start()
     try:
-
-        async def main() -> None:
-            async with RedisStorage(f"redis://127.0.0.1:{sentinel.port}/0?sentinel=main") as storage:
-                await add(storage, new("a"))
-                storage.apply_blocking([(new("b"),)])
-                assert [t.id for t in await take(storage, 9)] == ["a", "b"]
-
-        asyncio.run(main())
+        async with RedisStorage(f"redis://127.0.0.1:{sentinel.port}/0?sentinel=main") as storage:
+            await add(storage, new("a"))
+            storage.apply_blocking([(new("b"),)])
+            assert [t.id for t in await take(storage, 9)] == ["a", "b"]
     finally:
         sentinel.stop()
     assert raw.zcard(f"{BASE}active") == 2
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
-def test_a_server_with_tls_is_reached_and_its_certificate_is_checked(
+async def test_a_server_with_tls_is_reached_and_its_certificate_is_checked(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with server.client() as client:
@@ -495,46 +443,34 @@ def test_a_server_with_tls_is_reached_and_its_certificate_is_checked(
     port = free_port()
     files = {"tls_cert_file": str(certificate), "tls_key_file": str(key), "tls_ca_cert_file": str(certificate)}
     url = f"rediss://localhost:{port}/0"
-
-    async def works() -> None:
+    with running(tmp_path / "tls", tls_port=str(port), tls_auth_clients="no", **files):
+        refused = RedisStorage(url)
+        with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+            await refused.open()
+        await refused.close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         async with RedisStorage(url) as storage:
             await add(storage, new("a"))
             storage.apply_blocking([(new("b"),)])
             assert [t.id for t in await take(storage, 9)] == ["a", "b"]
 
-    async def refused() -> None:
-        storage = RedisStorage(url)
-        with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
-            await storage.open()
-        await storage.close()
 
-    with running(tmp_path / "tls", tls_port=str(port), tls_auth_clients="no", **files):
-        asyncio.run(refused())
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        asyncio.run(works())
-
-
-def test_a_failed_task_that_failed_here_is_not_swept_again(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_a_failed_task_that_failed_here_is_not_swept_again(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         await add(storage, new("a"), new("b"))
         a, b = await take(storage, 2)
         await storage.apply([(Fail(queue=Q, id="a", token=a.token or ""),), (Ack(queue=Q, id="b", token=b.token or ""),)])
         assert await storage.sweep() == 0
         assert [e.event for e in await storage.events_of("a")] == ["enqueued", "started", "failed"]
 
-    run(server, body)
 
-
-def test_the_events_of_a_queue_are_read_by_its_name(redis_url: str) -> None:
-    async def body() -> None:
-        async with AsyncOmniQ.from_url(redis_url) as oq:
-            await oq.options(queue="a").enqueue(jobs.add, 1)
-            await oq.options(queue="b").enqueue(jobs.add, 2)
-            assert [(e.event, e.queue) for e in await oq.events(shard="b")] == [("enqueued", "b")]
-            with pytest.raises(Invalid, match="name a shard: a, b"):
-                await oq.events()
-
-    asyncio.run(body())
+async def test_the_events_of_a_queue_are_read_by_its_name(redis_url: str) -> None:
+    async with AsyncOmniQ.from_url(redis_url) as oq:
+        await oq.options(queue="a").enqueue(jobs.add, 1)
+        await oq.options(queue="b").enqueue(jobs.add, 2)
+        assert [(e.event, e.queue) for e in await oq.events(shard="b")] == [("enqueued", "b")]
+        with pytest.raises(Invalid, match="name a shard: a, b"):
+            await oq.events()
 
 
 # -- moving ----------------------------------------------------------------------------------------
@@ -549,8 +485,8 @@ async def _copied(source: BaseStorage, destination: BaseStorage) -> Copy:
 
 
 @pytest.mark.usefixtures("raw")
-def test_what_waits_across_queues_goes_on_waiting_when_a_store_moves_in_and_out(server: Server) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_what_waits_across_queues_goes_on_waiting_when_a_store_moves_in_and_out(server: Server) -> None:
+    async with opened(server) as storage:
         first, last = MemoryStorage(), MemoryStorage()
         for n in range(300):
             dependent = new(f"a{n}", queue="a", blocked_by=(Blocker(f"z{n}", "z"),), group=f"g{n % 3}")
@@ -562,12 +498,10 @@ def test_what_waits_across_queues_goes_on_waiting_when_a_store_moves_in_and_out(
         await first.close()
         await last.close()
 
-    run(server, body)
-
 
 @pytest.mark.usefixtures("raw")
-def test_a_copy_goes_on_within_the_events_of_each_queue(server: Server) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_a_copy_goes_on_within_the_events_of_each_queue(server: Server) -> None:
+    async with opened(server) as storage:
         source = MemoryStorage()
         await source.apply([(new(f"{queue}{n}", queue=queue),) for n in range(40) for queue in ("a", "b")])
         await storage.restore([Saved(record=task) for task in (await source.find(Filter(), None, 100, False)).tasks])
@@ -578,12 +512,10 @@ def test_a_copy_goes_on_within_the_events_of_each_queue(server: Server) -> None:
             assert [e.task_id for e in await storage.events(queue)] == [f"{queue}{n}" for n in range(40)]
         await source.close()
 
-    run(server, body)
-
 
 @pytest.mark.usefixtures("raw")
-def test_what_was_not_told_yet_that_its_blocker_died_is_told_by_the_next_sweep(server: Server) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_what_was_not_told_yet_that_its_blocker_died_is_told_by_the_next_sweep(server: Server) -> None:
+    async with opened(server) as storage:
         dead = Record(id="first", queue=Q, name="job", state=State.DEAD, finished_at_us=1)
         ended = StoredResult(task_id="first", state=State.DEAD, finished_at_us=1)
         waits = {"queue": Q, "name": "job", "state": State.BLOCKED, "blocked_by": (Blocker("first", Q),)}
@@ -594,11 +526,9 @@ def test_what_was_not_told_yet_that_its_blocker_died_is_told_by_the_next_sweep(s
         assert [t.id for t in await take(storage, 9)] == ["told"]
         assert {t.id for t in (await storage.find(Filter(states=(State.DEAD,)))).tasks} == {"first", "untold"}
 
-    run(server, body)
 
-
-def test_ended_tasks_that_come_in_are_listed_newest_first_and_kept_beyond_the_list(server: Server, raw: Any) -> None:
-    async def body(storage: RedisStorage) -> None:
+async def test_ended_tasks_that_come_in_are_listed_newest_first_and_kept_beyond_the_list(server: Server, raw: Any) -> None:
+    async with opened(server) as storage:
         now = int(time.time()) * 1_000_000
         record = {"queue": Q, "name": "job", "payload": b"[]", "created_at_us": now}
         ended = [
@@ -608,4 +538,11 @@ def test_ended_tasks_that_come_in_are_listed_newest_first_and_kept_beyond_the_li
         assert raw.lrange(f"{BASE}completed", 0, -1) == [b"d%d" % n for n in range(100)]
         assert len((await storage.find(Filter(states=(State.DONE,)), None, 500)).tasks) == 150
 
-    run(server, body)
+
+def test_a_blocking_enqueue_looks_at_the_format_before_it_writes(server: Server, raw: Any) -> None:
+    raw.hset(INFO, mapping={"store_id": "a", "format": "99"})
+    oq = OmniQ.from_url(server.url)
+    with pytest.raises(StoreTooNew):
+        oq.enqueue(jobs.add, 1)
+    oq.close()
+    assert raw.keys("*") == [INFO.encode()]

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forks import Python, run
 from support.tcp import TOKEN, Peer, ServerProcess, environment
 from support.waiting import eventually, wait_for
 from typer.main import get_command
@@ -33,7 +34,7 @@ from omniq.server import ServeOptions, Server
 def omniq(*arguments: str, stdin: str = "", folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "omniq", *arguments]
     env = environment() | variables
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=folder, env=env, timeout=30)
+    return run(command, stdin, folder, env, timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_every_option_is_a_variable_too(tmp_path: Path) -> None:
 
 def test_the_default_store_is_sqlite_in_the_working_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "omniq", "serve", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment()) as process:
+    with Python(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment()) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         assert re.fullmatch(r"omniq: listening on 127\.0\.0\.1:\d+, store sqlite:///omniq\.db\n", line)
@@ -356,7 +357,7 @@ def test_send_does_not_try_again_what_stays_wrong() -> None:
 def test_send_says_when_the_server_goes_away(tmp_path: Path) -> None:
     server = ServerProcess("memory://", tmp_path).ready()
     command = [sys.executable, "-m", "omniq", "send", "--port", str(server.port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with Python(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write("PING\n")
@@ -372,7 +373,7 @@ def test_send_says_when_the_server_goes_away(tmp_path: Path) -> None:
 
 def test_send_says_when_lines_are_left_over(server: ServerProcess) -> None:
     command = [sys.executable, "-m", "omniq", "send", "--port", str(server.port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with Python(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write("QUIT\n")
@@ -419,7 +420,7 @@ def test_send_refuses_a_terminal() -> None:
 
 def test_send_stays_alive_while_stdin_is_quiet(server: ServerProcess) -> None:
     command = [sys.executable, "-m", "omniq", "send", "--port", str(server.port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with Python(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write("PING\n")

@@ -1,6 +1,5 @@
 """A scan in SQL gives what a scan of records gives, on every column and condition."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from omniq.errors import EventsLost
 from omniq.models import TaskError, new_token
 from omniq.operations import Ack, Cancel, Enqueue, Fail, OpenRun, Reserve, Reserved, Retention, Retry, Stage
 from omniq.storage.scanning import Range, scan_range
+from omniq.storage.sqlite import SQLiteStorage
 from omniq.storage.sqlite import scan as sqlite_scan
-from omniq.storage.sqlite.driver import SQLiteStorage
 from omniq.storage.sqlite.scan import SOURCES
 from omniq.storage.tables import TABLES, Condition
 
@@ -84,28 +83,22 @@ async def compare(store: SQLiteStorage, table: str, names: Sequence[str], where:
 
 @pytest.mark.parametrize("table", list(SOURCES))
 @pytest.mark.parametrize("size", [3, 10_000])
-def test_every_column_has_the_same_value(tmp_path: Path, table: str, size: int) -> None:
-    async def body() -> None:
-        async with await filled(tmp_path / "a.db") as store:
-            names = [column.name for column in TABLES[table]]
-            assert await compare(store, table, names, (), size) > 8
-            for name in names:
-                await compare(store, table, [name], (), size)
-
-    asyncio.run(body())
+async def test_every_column_has_the_same_value(tmp_path: Path, table: str, size: int) -> None:
+    async with await filled(tmp_path / "a.db") as store:
+        names = [column.name for column in TABLES[table]]
+        assert await compare(store, table, names, (), size) > 8
+        for name in names:
+            await compare(store, table, [name], (), size)
 
 
 @pytest.mark.parametrize("table", list(SOURCES))
-def test_every_condition_chooses_the_same_rows(tmp_path: Path, table: str) -> None:
-    async def body() -> None:
-        async with await filled(tmp_path / "a.db") as store:
-            for column in TABLES[table]:
-                if column.type == "binary" or column.name == "store":
-                    continue
-                chosen = [await compare(store, table, ["status"], (c,), 3) for c in await conditions(store, table, column.name)]
-                assert sum(chosen) > 0, column.name
-
-    asyncio.run(body())
+async def test_every_condition_chooses_the_same_rows(tmp_path: Path, table: str) -> None:
+    async with await filled(tmp_path / "a.db") as store:
+        for column in TABLES[table]:
+            if column.type == "binary" or column.name == "store":
+                continue
+            chosen = [await compare(store, table, ["status"], (c,), 3) for c in await conditions(store, table, column.name)]
+            assert sum(chosen) > 0, column.name
 
 
 async def conditions(store: SQLiteStorage, table: str, name: str) -> list[Condition]:
@@ -126,46 +119,37 @@ async def conditions(store: SQLiteStorage, table: str, name: str) -> list[Condit
     return found
 
 
-def test_conditions_add_up_also_where_an_index_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body() -> None:
-        async with await filled(tmp_path / "a.db") as store:
-            for where in (
-                (Condition("status", "=", "FAILED"), Condition("error", "starts", "ähm")),
-                (Condition("status", "=", "FAILED"), Condition("queue", "=", "default")),
-                (Condition("queue", "=", "default"), Condition("status", "=", "RUNNING")),
-                (Condition("id", "in", ("t-01", "t-03", "unseen", "none")), Condition("attempts", ">=", 0)),
-                (Condition("error_type", "not null"), Condition("error", "=", "no\0thing")),
-            ):
-                for few in (1, 8):
-                    monkeypatch.setattr(sqlite_scan, "_FEW", few)
-                    assert await compare(store, "tasks", ["id", "error"], where, 2) > 0, where
-
-    asyncio.run(body())
+async def test_conditions_add_up_also_where_an_index_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with await filled(tmp_path / "a.db") as store:
+        for where in (
+            (Condition("status", "=", "FAILED"), Condition("error", "starts", "ähm")),
+            (Condition("status", "=", "FAILED"), Condition("queue", "=", "default")),
+            (Condition("queue", "=", "default"), Condition("status", "=", "RUNNING")),
+            (Condition("id", "in", ("t-01", "t-03", "unseen", "none")), Condition("attempts", ">=", 0)),
+            (Condition("error_type", "not null"), Condition("error", "=", "no\0thing")),
+        ):
+            for few in (1, 8):
+                monkeypatch.setattr(sqlite_scan, "_FEW", few)
+                assert await compare(store, "tasks", ["id", "error"], where, 2) > 0, where
 
 
-def test_few_tasks_are_found_by_an_index(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with await filled(tmp_path / "a.db") as store:
-            for text in (*dict(sqlite_scan._BY_STATUS.values()), "id IN (SELECT value FROM json_each('[]'))"):
-                sql = f"EXPLAIN QUERY PLAN SELECT seq FROM tasks WHERE {text} AND {sqlite_scan._NEAR}"
-                steps = [row[3] for row in await store._fetch(sql, (0, 9))]
-                assert any("USING" in step and "INDEX" in step for step in steps), steps
-                assert not any(step == "SCAN tasks" for step in steps), steps
-
-    asyncio.run(body())
+async def test_few_tasks_are_found_by_an_index(tmp_path: Path) -> None:
+    async with await filled(tmp_path / "a.db") as store:
+        for text in (*dict(sqlite_scan._BY_STATUS.values()), "id IN (SELECT value FROM json_each('[]'))"):
+            sql = f"EXPLAIN QUERY PLAN SELECT seq FROM tasks WHERE {text} AND {sqlite_scan._NEAR}"
+            steps = [row[3] for row in await store._fetch(sql, (0, 9))]
+            assert any("USING" in step and "INDEX" in step for step in steps), steps
+            assert not any(step == "SCAN tasks" for step in steps), steps
 
 
-def test_events_that_are_gone_are_not_passed_over(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with await filled(tmp_path / "a.db") as store:
-            (shard,) = await store.event_shards()
-            part = Range("events", "", 0, shard.last)
-            batches = store.scan(part, ["seq"], (), 5)
-            assert await anext(batches) == {"seq": (1, 2, 3, 4, 5)}
-            await store.purge(Retention(events_max=10), NOW)
-            (kept,) = await store.event_shards()
-            assert kept.first > 6
-            with pytest.raises(EventsLost, match=f"events up to {kept.first - 1} were purged"):
-                await anext(batches)
-
-    asyncio.run(body())
+async def test_events_that_are_gone_are_not_passed_over(tmp_path: Path) -> None:
+    async with await filled(tmp_path / "a.db") as store:
+        (shard,) = await store.event_shards()
+        part = Range("events", "", 0, shard.last)
+        batches = store.scan(part, ["seq"], (), 5)
+        assert await anext(batches) == {"seq": (1, 2, 3, 4, 5)}
+        await store.purge(Retention(events_max=10), NOW)
+        (kept,) = await store.event_shards()
+        assert kept.first > 6
+        with pytest.raises(EventsLost, match=f"events up to {kept.first - 1} were purged"):
+            await anext(batches)

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +74,15 @@ def test_indexes_contain_eta_and_status(path: Path) -> None:
     assert {"eta", "status"} <= indexed
 
 
-def test_everything_beside_the_database_begins_with_its_name(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(tmp_path / "deep" / "er" / "q.db")) as oq, await oq.worker():
-            assert (await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)).ok
-            there = {p.name for p in (tmp_path / "deep" / "er").iterdir()}
-        assert "q.db" in there
-        assert "q.db-wal" in there
-        assert all(name.startswith("q.db") for name in there)
-        assert all(p.name.startswith("q.db") for p in (tmp_path / "deep" / "er").iterdir())
-        assert [p.name for p in tmp_path.iterdir()] == ["deep"]
-
-    asyncio.run(body())
+async def test_everything_beside_the_database_begins_with_its_name(tmp_path: Path) -> None:
+    async with AsyncOmniQ(SQLiteStorage(tmp_path / "deep" / "er" / "q.db")) as oq, await oq.worker():
+        assert (await oq.get_result(await oq.enqueue(jobs.add, 1), wait=True, timeout=5)).ok
+        there = {p.name for p in (tmp_path / "deep" / "er").iterdir()}
+    assert "q.db" in there
+    assert "q.db-wal" in there
+    assert all(name.startswith("q.db") for name in there)
+    assert all(p.name.startswith("q.db") for p in (tmp_path / "deep" / "er").iterdir())
+    assert [p.name for p in tmp_path.iterdir()] == ["deep"]
 
 
 def test_a_stopped_worker_leaves_no_lock_file(path: Path) -> None:
@@ -93,22 +91,18 @@ def test_a_stopped_worker_leaves_no_lock_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [":memory:", "sqlite://", "sqlite:///:memory:"])
-def test_a_database_in_memory_works_whole_and_leaves_no_file(
+async def test_a_database_in_memory_works_whole_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-
-    async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(name), settings=Settings(backoff_base=0.01)) as oq:
-            async with await oq.worker(concurrency=2, poll_interval=30):
-                assert (await oq.get_result(await oq.enqueue(jobs.fail_until, key, 2), wait=True, timeout=5)).ok
-                ids = await oq.enqueue_many(jobs.add, [(n,) for n in range(20)])
-                for task_id in ids:
-                    assert (await oq.get_result(task_id, wait=True, timeout=5)).ok
-            assert (await oq.counts())[0].done == 21
-            assert len(await oq.history(ids[0])) == 3
-
-    asyncio.run(body())
+    async with AsyncOmniQ(SQLiteStorage(name), settings=Settings(backoff_base=0.01)) as oq:
+        async with await oq.worker(concurrency=2, poll_interval=30):
+            assert (await oq.get_result(await oq.enqueue(jobs.fail_until, key, 2), wait=True, timeout=5)).ok
+            ids = await oq.enqueue_many(jobs.add, [(n,) for n in range(20)])
+            for task_id in ids:
+                assert (await oq.get_result(task_id, wait=True, timeout=5)).ok
+        assert (await oq.counts())[0].done == 21
+        assert len(await oq.history(ids[0])) == 3
     assert list(tmp_path.iterdir()) == []
 
 
@@ -279,74 +273,62 @@ def test_a_place_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     assert said.startswith("StoreUnavailable")
 
 
-def test_a_storage_that_failed_to_open_can_be_tried_again(tmp_path: Path) -> None:
-    async def body() -> None:
-        blocker = tmp_path / "sub"
-        blocker.write_text("")
-        storage = SQLiteStorage(blocker / "q.db", durability="process")
-        with pytest.raises(StoreUnavailable):
-            await storage.open()
-        blocker.unlink()
-        async with AsyncOmniQ(storage) as oq:
-            assert await oq.enqueue(jobs.add, 1)
-
-    asyncio.run(body())
+async def test_a_storage_that_failed_to_open_can_be_tried_again(tmp_path: Path) -> None:
+    blocker = tmp_path / "sub"
+    blocker.write_text("")
+    storage = SQLiteStorage(blocker / "q.db", durability="process")
+    with pytest.raises(StoreUnavailable):
+        await storage.open()
+    blocker.unlink()
+    async with AsyncOmniQ(storage) as oq:
+        assert await oq.enqueue(jobs.add, 1)
 
 
 # -- closed and removed ----------------------------------------------------------------------------
 
 
-def test_a_closed_storage_says_so(tmp_path: Path) -> None:
-    async def body() -> None:
-        storage = SQLiteStorage(tmp_path / "q.db")
-        oq = AsyncOmniQ(storage)
-        task_id = await oq.enqueue(jobs.add, 1)
-        await oq.get_task(task_id)
-        await oq.close()
-        await oq.close()
-        for call in (
-            oq.enqueue(jobs.add, 1),
-            oq.get_task(task_id),
-            oq.get_result(task_id),
-            oq.get_result(task_id, wait=True, timeout=1),
-            oq.counts(),
-            oq.events(),
-            oq.cancel(task_id),
-            oq.pause("default"),
-            storage.wait(timeout=0.1),
-            storage.open(),
-        ):
-            with pytest.raises(DriverClosed):
-                await call
-
-    asyncio.run(body())
+async def test_a_closed_storage_says_so(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "q.db")
+    oq = AsyncOmniQ(storage)
+    task_id = await oq.enqueue(jobs.add, 1)
+    await oq.get_task(task_id)
+    await oq.close()
+    await oq.close()
+    for call in (
+        oq.enqueue(jobs.add, 1),
+        oq.get_task(task_id),
+        oq.get_result(task_id),
+        oq.get_result(task_id, wait=True, timeout=1),
+        oq.counts(),
+        oq.events(),
+        oq.cancel(task_id),
+        oq.pause("default"),
+        storage.wait(timeout=0.1),
+        storage.open(),
+    ):
+        with pytest.raises(DriverClosed):
+            await call
 
 
-def test_closing_while_calls_are_under_way_answers_all_of_them(tmp_path: Path) -> None:
-    async def body() -> None:
-        oq = AsyncOmniQ(SQLiteStorage(tmp_path / "q.db", durability="process"))
-        await oq.enqueue(jobs.add, 0)
-        calls = [asyncio.create_task(oq.enqueue(jobs.add, n)) for n in range(50)]
-        await asyncio.sleep(0)
-        await oq.close()
-        answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
-        assert all(isinstance(a, str | DriverClosed) for a in answers)
-
-    asyncio.run(body())
+async def test_closing_while_calls_are_under_way_answers_all_of_them(tmp_path: Path) -> None:
+    oq = AsyncOmniQ(SQLiteStorage(tmp_path / "q.db", durability="process"))
+    await oq.enqueue(jobs.add, 0)
+    calls = [asyncio.create_task(oq.enqueue(jobs.add, n)) for n in range(50)]
+    await asyncio.sleep(0)
+    await oq.close()
+    answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert all(isinstance(a, str | DriverClosed) for a in answers)
 
 
-def test_a_removed_database_is_an_error_that_says_so(path: Path) -> None:
-    async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
+async def test_a_removed_database_is_an_error_that_says_so(path: Path) -> None:
+    async with AsyncOmniQ(SQLiteStorage(path, durability="process")) as oq:
+        await oq.enqueue(jobs.add, 1)
+        for file in path.parent.glob("q.db*"):
+            if file.is_file():
+                file.unlink()
+        with pytest.raises(StoreUnavailable, match="removed or replaced"):
             await oq.enqueue(jobs.add, 1)
-            for file in path.parent.glob("q.db*"):
-                if file.is_file():
-                    file.unlink()
-            with pytest.raises(StoreUnavailable, match="removed or replaced"):
-                await oq.enqueue(jobs.add, 1)
-        assert not path.exists()
-
-    asyncio.run(body())
+    assert not path.exists()
 
 
 # -- group commit ----------------------------------------------------------------------------------
@@ -358,6 +340,7 @@ def test_calls_of_several_threads_share_commits(tmp_path: Path, monkeypatch: pyt
 
     def counted(self: SQLiteWriter, batch: list[Any]) -> Any:
         commits.append(len(batch))
+        time.sleep(0.001)  # as a disk takes; the folder of the test may lie in memory
         return commit(self, batch)
 
     monkeypatch.setattr(SQLiteWriter, "_transact", counted)
@@ -381,42 +364,33 @@ def test_calls_of_several_threads_share_commits(tmp_path: Path, monkeypatch: pyt
     assert len(commits) < 150, "no commit was shared"
 
 
-def test_one_bad_call_does_not_spoil_the_commit_of_others(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) as oq:
-            await oq.options(task_id="taken").enqueue(jobs.add, 0)
-            good = [oq.enqueue(jobs.add, n) for n in range(10)]
-            bad = oq.options(task_id="taken").enqueue(jobs.add, 5)
-            answers = await asyncio.gather(*good[:5], bad, *good[5:], return_exceptions=True)
-            assert [type(a).__name__ for a in answers] == ["str"] * 5 + ["DuplicateId"] + ["str"] * 5
-
-    asyncio.run(body())
+async def test_one_bad_call_does_not_spoil_the_commit_of_others(tmp_path: Path) -> None:
+    async with AsyncOmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) as oq:
+        await oq.options(task_id="taken").enqueue(jobs.add, 0)
+        good = [oq.enqueue(jobs.add, n) for n in range(10)]
+        bad = oq.options(task_id="taken").enqueue(jobs.add, 5)
+        answers = await asyncio.gather(*good[:5], bad, *good[5:], return_exceptions=True)
+        assert [type(a).__name__ for a in answers] == ["str"] * 5 + ["DuplicateId"] + ["str"] * 5
 
 
-def test_several_storages_on_one_file_never_see_a_lock(tmp_path: Path) -> None:
-    async def body() -> None:
-        queues = [AsyncOmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) for _ in range(4)]
-        await asyncio.gather(*(oq.enqueue(jobs.add, n) for n in range(40) for oq in queues))
-        assert {(await oq.counts())[0].ready for oq in queues} == {160}
-        for oq in queues:
-            await oq.close()
-
-    asyncio.run(body())
+async def test_several_storages_on_one_file_never_see_a_lock(tmp_path: Path) -> None:
+    queues = [AsyncOmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) for _ in range(4)]
+    await asyncio.gather(*(oq.enqueue(jobs.add, n) for n in range(40) for oq in queues))
+    assert {(await oq.counts())[0].ready for oq in queues} == {160}
+    for oq in queues:
+        await oq.close()
 
 
-def test_a_lock_of_another_program_is_waited_for(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with AsyncOmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) as oq:
-            await oq.enqueue(jobs.add, 1)
-            other = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
-            other.execute("BEGIN IMMEDIATE")
-            call = asyncio.create_task(oq.enqueue(jobs.add, 2))
-            assert (await oq.counts())[0].ready == 1, "reading waits for writing"
-            other.execute("ROLLBACK")
-            other.close()
-            assert await asyncio.wait_for(call, 5)
-
-    asyncio.run(body())
+async def test_a_lock_of_another_program_is_waited_for(tmp_path: Path) -> None:
+    async with AsyncOmniQ(SQLiteStorage(tmp_path / "q.db", durability="process")) as oq:
+        await oq.enqueue(jobs.add, 1)
+        other = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        call = asyncio.create_task(oq.enqueue(jobs.add, 2))
+        assert (await oq.counts())[0].ready == 1, "reading waits for writing"
+        other.execute("ROLLBACK")
+        other.close()
+        assert await asyncio.wait_for(call, 5)
 
 
 # -- a full disk -----------------------------------------------------------------------------------
@@ -460,24 +434,20 @@ def test_a_full_disk_is_a_named_error_and_heals(tmp_path: Path) -> None:
     assert done.stdout == "healed\n", done.stderr
 
 
-def test_a_worker_lives_through_a_database_that_cannot_be_written(tmp_path: Path, key: str) -> None:
+async def test_a_worker_lives_through_a_database_that_cannot_be_written(tmp_path: Path, key: str) -> None:
     """Another program keeps the write lock for longer than a heartbeat; the task still runs once."""
-
-    async def body() -> None:
-        storage = SQLiteStorage(tmp_path / "q.db", durability="process")
-        async with AsyncOmniQ(storage, settings=Settings(lease=3)) as oq, await oq.worker():
-            task_id = await oq.enqueue(jobs.wait_async, key)
-            await eventually(lambda: jobs.runs[key])
-            other = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
-            other.execute("BEGIN IMMEDIATE")
-            jobs.gates[key].set()
-            assert await oq.get_result(task_id, wait=True, timeout=0.2) is None
-            other.execute("ROLLBACK")
-            other.close()
-            assert (await oq.get_result(task_id, wait=True, timeout=5)).ok
-        assert jobs.runs[key] == 1
-
-    asyncio.run(body())
+    storage = SQLiteStorage(tmp_path / "q.db", durability="process")
+    async with AsyncOmniQ(storage, settings=Settings(lease=3)) as oq, await oq.worker():
+        task_id = await oq.enqueue(jobs.wait_async, key)
+        await eventually(lambda: jobs.runs[key])
+        other = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        jobs.gates[key].set()
+        assert await oq.get_result(task_id, wait=True, timeout=0.2) is None
+        other.execute("ROLLBACK")
+        other.close()
+        assert (await oq.get_result(task_id, wait=True, timeout=5)).ok
+    assert jobs.runs[key] == 1
 
 
 def test_a_store_of_the_first_format_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

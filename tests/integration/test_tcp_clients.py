@@ -173,16 +173,13 @@ def test_a_client_that_was_silent_too_long_connects_again(server: ServerProcess)
         assert client.push("x", queue="silent")
 
 
-def test_an_async_client_that_was_silent_too_long_connects_again(server: ServerProcess) -> None:
-    async def scenario() -> None:
-        async with AsyncClient(*server.address, heartbeat=60) as client:
-            await client.ping()
-            assert client._streams is not None
-            reader, _ = client._streams
-            await eventually(lambda: reader._eof)  # type: ignore[attr-defined]
-            assert isinstance(await client.info(), list)
-
-    asyncio.run(scenario())
+async def test_an_async_client_that_was_silent_too_long_connects_again(server: ServerProcess) -> None:
+    async with AsyncClient(*server.address, heartbeat=60) as client:
+        await client.ping()
+        assert client._streams is not None
+        reader, _ = client._streams
+        await eventually(lambda: reader._eof)  # type: ignore[attr-defined]
+        assert isinstance(await client.info(), list)
 
 
 @pytest.fixture
@@ -204,19 +201,15 @@ def slammed_doors() -> Iterator[tuple[int, list[float]]]:
         slamming.join()
 
 
-def test_pauses_grow_also_when_every_connection_breaks_at_once(slammed_doors: tuple[int, list[float]]) -> None:
+async def test_pauses_grow_also_when_every_connection_breaks_at_once(slammed_doors: tuple[int, list[float]]) -> None:
     port, times = slammed_doors
     with Client(port=port, reconnect=1.0) as client, pytest.raises(ConnectionLost):
         client.info()
     assert 1 < len(times) <= 8
     times.clear()
-
-    async def scenario() -> None:
-        async with AsyncClient(port=port, reconnect=1.0) as client:
-            with pytest.raises(ConnectionLost):
-                await client.info()
-
-    asyncio.run(scenario())
+    async with AsyncClient(port=port, reconnect=1.0) as client:
+        with pytest.raises(ConnectionLost):
+            await client.info()
     assert 1 < len(times) <= 8
 
 
@@ -299,61 +292,51 @@ def test_a_token_is_sent_before_anything_else(tmp_path: Path) -> None:
         server.end()
 
 
-def test_the_async_client_does_the_same(server: ServerProcess) -> None:
-    async def scenario() -> None:
-        async with AsyncClient(*server.address, heartbeat=0.5) as client:
-            await client.ping()
-            numbers = [await client.push("x", n, queue="async") for n in range(3)]
-            task = await client.fetch(["async"])
-            assert task is not None
-            assert task.id == numbers[0]
-            assert await client.extend(task) is False
-            async with client.transaction() as tx:
-                tx.ack(task, {"n": 1})
-                tx.push("y", queue="async")
-            assert (await client.result(task.id, timeout=1)).result == {"n": 1}
-            many = await client.fetch_many(5, ["async"])
-            assert [t.id for t in many] == [*numbers[1:], *tx.ids]
-            await client.nack(many[0])
-            await asyncio.sleep(1.3)
-            await client.ack(many[1])
-            assert await client.cancel(numbers[1]) is True
-            assert [q.to_ack for q in await client.info() if q.name == "async"] == [1]
-            with pytest.raises(TaskNotAcquired):
-                await client.ack(987654)
-
-    asyncio.run(scenario())
+async def test_the_async_client_does_the_same(server: ServerProcess) -> None:
+    async with AsyncClient(*server.address, heartbeat=0.5) as client:
+        await client.ping()
+        numbers = [await client.push("x", n, queue="async") for n in range(3)]
+        task = await client.fetch(["async"])
+        assert task is not None
+        assert task.id == numbers[0]
+        assert await client.extend(task) is False
+        async with client.transaction() as tx:
+            tx.ack(task, {"n": 1})
+            tx.push("y", queue="async")
+        assert (await client.result(task.id, timeout=1)).result == {"n": 1}
+        many = await client.fetch_many(5, ["async"])
+        assert [t.id for t in many] == [*numbers[1:], *tx.ids]
+        await client.nack(many[0])
+        await asyncio.sleep(1.3)
+        await client.ack(many[1])
+        assert await client.cancel(numbers[1]) is True
+        assert [q.to_ack for q in await client.info() if q.name == "async"] == [1]
+        with pytest.raises(TaskNotAcquired):
+            await client.ack(987654)
 
 
-def test_tasks_share_an_async_client(server: ServerProcess) -> None:
-    async def scenario() -> None:
-        async with AsyncClient(*server.address) as client:
-            ids = await asyncio.gather(*(client.push("x", queue="gather") for _ in range(50)))
-            assert len(set(ids)) == 50
-
-    asyncio.run(scenario())
+async def test_tasks_share_an_async_client(server: ServerProcess) -> None:
+    async with AsyncClient(*server.address) as client:
+        ids = await asyncio.gather(*(client.push("x", queue="gather") for _ in range(50)))
+        assert len(set(ids)) == 50
 
 
-def test_a_cancelled_fetch_takes_no_task(server: ServerProcess) -> None:
-    async def scenario() -> None:
-        async with AsyncClient(*server.address) as client, AsyncClient(*server.address) as other:
-            fetching = asyncio.ensure_future(client.fetch(["cancelled"], timeout=0.9))
-            await eventually(lambda: client._lock.locked())
-            await asyncio.sleep(0.05)
-            fetching.cancel()
-            await asyncio.gather(fetching, return_exceptions=True)
-            number = await other.push("x", queue="cancelled", retry=0)
-            task = await client.fetch(["cancelled"], timeout=0.9)
-            assert task is not None
-            assert (task.id, task.failures) == (number, 0)
-
-    asyncio.run(scenario())
+async def test_a_cancelled_fetch_takes_no_task(server: ServerProcess) -> None:
+    async with AsyncClient(*server.address) as client, AsyncClient(*server.address) as other:
+        fetching = asyncio.ensure_future(client.fetch(["cancelled"], timeout=0.9))
+        await eventually(lambda: client._lock.locked())
+        await asyncio.sleep(0.05)
+        fetching.cancel()
+        await asyncio.gather(fetching, return_exceptions=True)
+        number = await other.push("x", queue="cancelled", retry=0)
+        task = await client.fetch(["cancelled"], timeout=0.9)
+        assert task is not None
+        assert (task.id, task.failures) == (number, 0)
 
 
-def test_an_async_client_survives_a_restart_of_the_server(tmp_path: Path) -> None:
+async def test_an_async_client_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     server = ServerProcess(f"sqlite:///{tmp_path}/q.db", tmp_path).ready()
-
-    async def scenario() -> None:
+    try:
         async with AsyncClient(*server.address, reconnect=20) as client:
             number = await client.push("x")
             assert await client.fetch() is not None
@@ -365,8 +348,5 @@ def test_an_async_client_survives_a_restart_of_the_server(tmp_path: Path) -> Non
             await asyncio.to_thread(server.kill)
             with pytest.raises(ConnectionLost):
                 await client.ack(task)
-
-    try:
-        asyncio.run(scenario())
     finally:
         server.end()

@@ -133,7 +133,7 @@ def test_a_client_that_reads_nothing_misses_its_heartbeat(tmp_path: Path) -> Non
                 deaf.socket.settimeout(0.2)
                 try:
                     deaf.write(b"NOPE\n" * 50_000)
-                except TimeoutError:
+                except (TimeoutError, ConnectionError):  # it reads no more, or has closed already
                     break
             wait_for(lambda: witness.ask("PING") == "PONG {}" and server.metric("omniq_server_missed_heartbeats_total") == 1)
             wait_for(lambda: witness.ask("PING") == "PONG {}" and server.metric("masenko_clients_total") == 1)

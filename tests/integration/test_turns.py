@@ -14,12 +14,12 @@ from support.waiting import eventually, wait_for
 import omniq
 from omniq import AsyncOmniQ, BaseStorage, Settings, StoreError, TaskStatus
 from omniq.contract import AsyncContractClient, JobContext
-from omniq.heartbeat import Heartbeat
 from omniq.models import Record, State, new_token
 from omniq.operations import Ack, Capabilities, Enqueue, Extend, Reserve, Retry, WorkerInfo
+from omniq.presence import Heartbeat
 from omniq.server import ServeOptions, Server
 from omniq.storage import sending
-from omniq.storage.redis.driver import RedisStorage
+from omniq.storage.redis import RedisStorage
 from omniq.testing import FaultyStorage
 
 QUICK = Settings(backoff_base=0.01, grace=5)
@@ -84,71 +84,57 @@ async def nine_succeeded_once(oq: AsyncOmniQ, good: list[str], key: str) -> None
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_what_a_task_enqueues_wrongly_fails_that_task_only(every_storage: BaseStorage, key: str, odd: str) -> None:
+async def test_what_a_task_enqueues_wrongly_fails_that_task_only(every_storage: BaseStorage, key: str, odd: str) -> None:
     _, error, word = ODD[odd]
-
-    async def body() -> None:
-        oq = AsyncOmniQ(every_storage, settings=QUICK)
-        good, bad = await ten_in_a_turn(oq, key, odd)
-        await nine_succeeded_once(oq, good, key)
-        failed = await oq.get_result(bad)
-        assert failed is not None
-        assert (failed.status, failed.error.type) == (TaskStatus.FAILED, error)
-        assert word in failed.error.message
-
-    asyncio.run(body())
+    oq = AsyncOmniQ(every_storage, settings=QUICK)
+    good, bad = await ten_in_a_turn(oq, key, odd)
+    await nine_succeeded_once(oq, good, key)
+    failed = await oq.get_result(bad)
+    assert failed is not None
+    assert (failed.status, failed.error.type) == (TaskStatus.FAILED, error)
+    assert word in failed.error.message
 
 
 @pytest.mark.parametrize("raised", [RuntimeError("cannot be written"), StoreError("the script failed")])
-def test_what_a_store_cannot_take_costs_only_its_own_task(every_storage: BaseStorage, key: str, raised: Exception) -> None:
+async def test_what_a_store_cannot_take_costs_only_its_own_task(
+    every_storage: BaseStorage, key: str, raised: Exception
+) -> None:
     storage = ChokingStorage(every_storage, lambda op: isinstance(op, Enqueue) and op.headers == CHOKES["headers"], raised)
-
-    async def body() -> None:
-        oq = AsyncOmniQ(storage, settings=QUICK)
-        good, bad = await ten_in_a_turn(oq, key, "chokes")
-        assert storage.acks == N, "they ended in several turns"
-        await nine_succeeded_once(oq, good, key)
-        failed = await oq.get_result(bad)
-        assert failed is not None
-        assert (failed.status, failed.error.type) == (TaskStatus.FAILED, type(raised).__name__)
-        assert str(raised) in failed.error.message
-
-    asyncio.run(body())
+    oq = AsyncOmniQ(storage, settings=QUICK)
+    good, bad = await ten_in_a_turn(oq, key, "chokes")
+    assert storage.acks == N, "they ended in several turns"
+    await nine_succeeded_once(oq, good, key)
+    failed = await oq.get_result(bad)
+    assert failed is not None
+    assert (failed.status, failed.error.type) == (TaskStatus.FAILED, type(raised).__name__)
+    assert str(raised) in failed.error.message
 
 
 @pytest.mark.parametrize("raised", [RuntimeError("cannot be written"), StoreError("the script failed")])
-def test_an_ack_that_a_store_cannot_take_becomes_a_failure_that_says_why(
+async def test_an_ack_that_a_store_cannot_take_becomes_a_failure_that_says_why(
     every_storage: BaseStorage, key: str, raised: Exception
 ) -> None:
     storage = ChokingStorage(every_storage, lambda op: isinstance(op, Ack) and op.id == key, raised)
-
-    async def body() -> None:
-        oq = AsyncOmniQ(storage, settings=QUICK)
-        async with await oq.worker(concurrency=2, allow=["support.jobs"]) as pool:
-            await oq.options(task_id=key).enqueue(jobs.add, 1)
-            good = await oq.enqueue(jobs.add, 2)
-            failed = await oq.get_result(key, wait=True, timeout=10)
-            assert failed is not None
-            assert (failed.status, failed.error.type) == (TaskStatus.FAILED, type(raised).__name__)
-            assert (await oq.get_result(good, wait=True, timeout=10)).status is TaskStatus.SUCCESS
-            assert pool.failed == 1
-
-    asyncio.run(body())
+    oq = AsyncOmniQ(storage, settings=QUICK)
+    async with await oq.worker(concurrency=2, allow=["support.jobs"]) as pool:
+        await oq.options(task_id=key).enqueue(jobs.add, 1)
+        good = await oq.enqueue(jobs.add, 2)
+        failed = await oq.get_result(key, wait=True, timeout=10)
+        assert failed is not None
+        assert (failed.status, failed.error.type) == (TaskStatus.FAILED, type(raised).__name__)
+        assert (await oq.get_result(good, wait=True, timeout=10)).status is TaskStatus.SUCCESS
+        assert pool.failed == 1
 
 
-def test_a_result_that_is_too_large_fails_its_run(storage: BaseStorage) -> None:
+async def test_a_result_that_is_too_large_fails_its_run(storage: BaseStorage) -> None:
     small = FaultyStorage(storage)
     small.capabilities = Capabilities(durability="none", max_payload=1000)
-
-    async def body() -> None:
-        oq = AsyncOmniQ(small, settings=QUICK)
-        async with await oq.worker():
-            task_id = await oq.options(max_retries=0).enqueue(jobs.double, "x" * 600)
-            result = await oq.get_result(task_id, wait=True, timeout=10)
-            assert result is not None
-            assert (result.status, result.error.type) == (TaskStatus.FAILED, "LimitExceeded")
-
-    asyncio.run(body())
+    oq = AsyncOmniQ(small, settings=QUICK)
+    async with await oq.worker():
+        task_id = await oq.options(max_retries=0).enqueue(jobs.double, "x" * 600)
+        result = await oq.get_result(task_id, wait=True, timeout=10)
+        assert result is not None
+        assert (result.status, result.error.type) == (TaskStatus.FAILED, "LimitExceeded")
 
 
 async def give_many(key: str, n: int) -> str:
@@ -158,13 +144,13 @@ async def give_many(key: str, n: int) -> str:
 
 
 @pytest.mark.parametrize(("sizes", "good"), [([200_000] * N, N), ([1] * 4 + [2_000_000] + [1] * 5, N - 1)])
-def test_what_is_too_much_for_a_server_arrives_in_parts(
+async def test_what_is_too_much_for_a_server_arrives_in_parts(
     tmp_path: Path, key: str, sizes: list[int], good: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The results of a turn, each of which it takes alone, and one that it does not."""
     monkeypatch.setattr(sending, "UNANSWERED_ALONE", 4)
-
-    async def body(url: str) -> None:
+    with running(tmp_path, proto_max_bulk_len="1mb") as server:
+        url = server.url
         gate[key] = asyncio.Event()
         oq = AsyncOmniQ(RedisStorage(url), settings=QUICK)
         async with oq, await oq.worker(concurrency=N, allow=[__name__]):
@@ -175,63 +161,52 @@ def test_what_is_too_much_for_a_server_arrives_in_parts(
         assert sum(result.ok and result.attempts == 1 for result in results) == good
         assert runs[key] == N
 
-    with running(tmp_path, proto_max_bulk_len="1mb") as server:
-        asyncio.run(body(server.url))
 
-
-def test_a_consumer_loses_nothing_to_a_job_that_cannot_be_ended(every_storage: BaseStorage, key: str) -> None:
+async def test_a_consumer_loses_nothing_to_a_job_that_cannot_be_ended(every_storage: BaseStorage, key: str) -> None:
     storage = ChokingStorage(
         every_storage, lambda op: isinstance(op, Ack) and op.id == "bad", RuntimeError("cannot be written")
     )
     started: list[str] = []
+    opened, stop = asyncio.Event(), asyncio.Event()
 
-    async def body() -> None:
-        opened, stop = asyncio.Event(), asyncio.Event()
+    async def handler(ctx: JobContext) -> None:
+        started.append(ctx.job_id)
+        await opened.wait()
 
-        async def handler(ctx: JobContext) -> None:
-            started.append(ctx.job_id)
-            await opened.wait()
+    async with AsyncContractClient(storage) as client:
+        ids = [await client.publish("q", {"n": n}, job_id="bad" if n == 4 else f"job-{n}") for n in range(N)]
+        consuming = asyncio.create_task(client.consume("q", handler, concurrency=N, stop=stop, signals=False))
+        await eventually(lambda: len(started) == N)
+        opened.set()
 
-        async with AsyncContractClient(storage) as client:
-            ids = [await client.publish("q", {"n": n}, job_id="bad" if n == 4 else f"job-{n}") for n in range(N)]
-            consuming = asyncio.create_task(client.consume("q", handler, concurrency=N, stop=stop, signals=False))
-            await eventually(lambda: len(started) == N)
-            opened.set()
+        async def ended() -> bool:
+            (counts,) = await storage.counts()
+            return not counts.running and not counts.ready
 
-            async def ended() -> bool:
-                (counts,) = await storage.counts()
-                return not counts.running and not counts.ready
-
-            await eventually(ended)
-            stop.set()
-            await consuming
-            assert storage.acks == N, "they ended in several turns"
-            for job_id in ids:
-                job = await storage.get(job_id)
-                assert job is not None
-                assert (job.state, job.attempts) == (State.DEAD if job_id == "bad" else State.DONE, 1)
-            bad = await storage.get("bad")
-            assert bad.last_error.type == "RuntimeError"
-
-    asyncio.run(body())
+        await eventually(ended)
+        stop.set()
+        await consuming
+        assert storage.acks == N, "they ended in several turns"
+        for job_id in ids:
+            job = await storage.get(job_id)
+            assert job is not None
+            assert (job.state, job.attempts) == (State.DEAD if job_id == "bad" else State.DONE, 1)
+        bad = await storage.get("bad")
+        assert bad.last_error.type == "RuntimeError"
 
 
-def test_a_server_answers_all_others_when_one_command_cannot_be_stored(every_storage: BaseStorage) -> None:
+async def test_a_server_answers_all_others_when_one_command_cannot_be_stored(every_storage: BaseStorage) -> None:
     raised = RuntimeError("cannot be written")
     storage = ChokingStorage(every_storage, lambda op: isinstance(op, Enqueue) and op.name == "bad", raised)
-
-    async def body() -> None:
-        async with Server(storage, ServeOptions(port=0)) as server:
-            reader, writer = await asyncio.open_connection(*server.address)
-            lines = [f'PUSH {{"name": "{"bad" if n == 4 else "good"}", "queue": "q"}}\n' for n in range(N)]
-            writer.write("".join(lines).encode())
-            replies = [(await asyncio.wait_for(reader.readline(), 10)).split(b" ")[0].strip() for _ in range(N)]
-            writer.close()
-        assert replies == [b"ERR" if n == 4 else b"OK" for n in range(N)]
-        (counts,) = await storage.counts()
-        assert counts.ready == N - 1
-
-    asyncio.run(body())
+    async with Server(storage, ServeOptions(port=0)) as server:
+        reader, writer = await asyncio.open_connection(*server.address)
+        lines = [f'PUSH {{"name": "{"bad" if n == 4 else "good"}", "queue": "q"}}\n' for n in range(N)]
+        writer.write("".join(lines).encode())
+        replies = [(await asyncio.wait_for(reader.readline(), 10)).split(b" ")[0].strip() for _ in range(N)]
+        writer.close()
+    assert replies == [b"ERR" if n == 4 else b"OK" for n in range(N)]
+    (counts,) = await storage.counts()
+    assert counts.ready == N - 1
 
 
 def test_a_heartbeat_that_cannot_be_sent_takes_no_other_lease_with_it(storage: BaseStorage) -> None:
@@ -260,20 +235,17 @@ def test_a_heartbeat_that_cannot_be_sent_takes_no_other_lease_with_it(storage: B
 
 
 @pytest.mark.parametrize("raised", [RuntimeError("cannot be written"), StoreError("the script failed")])
-def test_a_lost_task_that_cannot_be_taken_back_keeps_no_other_from_coming_back(
+async def test_a_lost_task_that_cannot_be_taken_back_keeps_no_other_from_coming_back(
     every_storage: BaseStorage, raised: Exception
 ) -> None:
     storage = ChokingStorage(every_storage, lambda op: isinstance(op, Retry) and op.id == "bad", raised)
     ids = ["a", "bad", "b"]
 
-    async def body() -> None:
-        await storage.apply([(Enqueue(id=id, name="job"),) for id in ids])
-        await storage.apply([(Reserve(queues=("default",), limit=3, token=new_token(), lease_us=1000),)])
-        await eventually(lambda: ready_after_reclaiming(2))
-        assert (await storage.get("bad")).state is State.RUNNING
-
     async def ready_after_reclaiming(n: int) -> bool:
         await storage.reclaim()
         return (await storage.counts())[0].ready == n
 
-    asyncio.run(body())
+    await storage.apply([(Enqueue(id=id, name="job"),) for id in ids])
+    await storage.apply([(Reserve(queues=("default",), limit=3, token=new_token(), lease_us=1000),)])
+    await eventually(lambda: ready_after_reclaiming(2))
+    assert (await storage.get("bad")).state is State.RUNNING

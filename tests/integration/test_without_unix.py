@@ -137,7 +137,7 @@ def test_what_needs_unix_says_so(tmp_path: Path, words: tuple[str, ...], says: s
 
 
 def test_top_says_that_it_needs_unix(tmp_path: Path) -> None:
-    command = [sys.executable, str(WINDOWS), "-m", "omniq", "top"]
+    command = [sys.executable, "-B", str(WINDOWS), "-m", "omniq", "top"]  # a fork would have imported what is not there
     with Terminal(command, tmp_path, os.environ) as terminal:
         assert terminal.ended() == 2
         assert "omniq top needs Linux or macOS; everywhere there is omniq queues" in terminal.screen()

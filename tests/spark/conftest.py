@@ -16,19 +16,15 @@ if TYPE_CHECKING:
     from omniq.spark import Lake
 
 START_S = 300.0
-FEW_ROUNDS = 5
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whichever test comes first waits for the start, which takes long on a busy machine. Few rounds leave costly ones out."""
-    if int(os.environ.get("ROUNDS") or 20) < FEW_ROUNDS:
-        costly = [item for item in items if item.get_closest_marker("costly")]
-        config.hook.pytest_deselected(items=costly)
-        items[:] = [item for item in items if item not in costly]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test comes first waits for the start, which takes long on a busy machine."""
+    here = os.path.dirname(__file__) + os.sep
     for item in items:
-        quick = not (item.get_closest_marker("slow") or item.get_closest_marker("timeout"))
-        if quick and item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(START_S))
+        if not str(item.path).startswith(here) or item.get_closest_marker("slow") or item.get_closest_marker("timeout"):
+            continue
+        item.add_marker(pytest.mark.timeout(START_S))
 
 
 @pytest.fixture(scope="session")

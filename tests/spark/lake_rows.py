@@ -35,13 +35,13 @@ class Log:
     def __init__(self, store: str = "s1", start: datetime = START) -> None:
         self.store, self.start = store, start
         self.rows: list[dict[str, Any]] = []
-        self._numbers: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
 
     def task(self, id: str, queue: str = "mail", name: str = "app:send", group: str | None = None, at: float = 0.0) -> "Life":
         return Life(self, id, queue, name, group, at)
 
     def add(self, shard: str, **row: Any) -> None:
-        seq = self._numbers[shard] = self._numbers.get(shard, 0) + 1
+        seq = self.numbers[shard] = self.numbers.get(shard, 0) + 1
         self.rows.append({"store": self.store, "shard": shard, "seq": seq, **row})
 
     def frame(self, spark: "SparkSession", after: int = 0) -> "DataFrame":
@@ -122,16 +122,16 @@ def filed_by(spark: "SparkSession", lake: "Lake", *zones: str) -> None:
     """Events as releases before filed them that asked the session for the day: each batch in the next zone."""
     from pyspark.sql import functions as F
 
-    from omniq.spark.lake.manifest import Part
+    from omniq.spark.lake.manifest import TableDay
     from omniq.spark.lake.writing import PARQUET, settings, write_days
 
-    parts: dict[str, Part] = {}
+    parts: dict[str, TableDay] = {}
     events = lake.table(spark, "events")
     for n, zone in enumerate(zones):
         with settings(spark, {**PARQUET, "spark.sql.session.timeZone": zone}):
             batch = events.where(F.col("seq") % len(zones) == n).withColumn("task_date", F.to_date("enqueued_at"))
             for day, files in write_days(lake, batch, "bronze/events", "task_date", f"_batch=old-{n}").items():
-                parts.setdefault(day, Part(stamp="old")).files += files
+                parts.setdefault(day, TableDay(stamp="old")).files += files
     with lake.change() as draft:
         manifest = draft.manifest("events")
         manifest.parts = parts
@@ -143,7 +143,7 @@ def gold_filed_by(spark: "SparkSession", lake: "Lake", zone: str) -> None:
     from pyspark.sql import functions as F
 
     from omniq.spark.lake.days import moments
-    from omniq.spark.lake.manifest import Part
+    from omniq.spark.lake.manifest import TableDay
     from omniq.spark.lake.tables import GOLD
     from omniq.spark.lake.writing import PARQUET, settings, write_days
 
@@ -156,5 +156,5 @@ def gold_filed_by(spark: "SparkSession", lake: "Lake", zone: str) -> None:
             found = write_days(lake, made.withColumn("day", F.to_date(at)), f"gold/{name}", "day", "_v=old")
         with lake.change() as draft:
             manifest = draft.manifest(name)
-            manifest.parts = {day: Part(files=files, stamp="old") for day, files in found.items()}
+            manifest.parts = {day: TableDay(files=files, stamp="old") for day, files in found.items()}
             draft.put(manifest)

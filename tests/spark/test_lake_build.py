@@ -24,6 +24,7 @@ def test_what_was_built_by_steps_is_what_a_full_build_makes(spark: "SparkSession
         assert len(rows(whole, name)) > 0
 
 
+@pytest.mark.slow  # three builds
 def test_what_was_open_up_to_the_newest_event_of_another_store_is_built_anew_when_it_ends(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
@@ -35,15 +36,16 @@ def test_what_was_open_up_to_the_newest_event_of_another_store_is_built_anew_whe
     waits.started(day).succeeded(day + 10)
     runs.succeeded(day + 20)
 
+    asked = ("queue_minute", "func_hour", "group_hour", "capacity_hour")
     steps, whole = Lake.init(tmp_path / "steps"), Lake.init(tmp_path / "whole")
     take_in(steps, ahead.frame(spark).unionAll(behind.frame(spark).limit(known)), stream="s", batch=0)
-    build(spark, steps)
+    build(spark, steps, tables=asked)
     assert len(steps.manifest("group_hour").parts) == 5
     take_in(steps, behind.frame(spark, after=known), stream="s", batch=1)
-    build(spark, steps)
+    build(spark, steps, tables=asked)
     take_in(whole, ahead.frame(spark).unionAll(behind.frame(spark)), stream="s", batch=0)
-    build(spark, whole)
-    for name in ("queue_minute", "func_hour", "group_hour", "capacity_hour"):
+    build(spark, whole, tables=asked)
+    for name in asked:
         assert rows(steps, name) == rows(whole, name), name
 
 

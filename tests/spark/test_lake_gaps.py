@@ -12,7 +12,7 @@ from omniq import OmniQ, SQLiteStorage
 from omniq.errors import CheckFailed, EventsLost
 from omniq.models import to_us
 from omniq.operations import Retention, Shard
-from omniq.spark import Lake, build, check, ingest, read_stream, report
+from omniq.spark import Lake, build, check, ingest, read_stream
 from omniq.spark.lake.bronze import take_in
 from omniq.spark.lake.build import BuildReport
 from omniq.spark.lake.checks import check_gaps
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TEN = (datetime.now(UTC) - timedelta(days=5)).replace(hour=10, minute=0, second=0, microsecond=0)
 DAY = timedelta(days=1)
+MARKED = ("queue_minute", "group_hour", "capacity_hour")  # one for each length of time that a mark covers
 
 
 def job(n: int) -> int:
@@ -75,7 +76,7 @@ def story(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> St
         ingest(spark, story.url, story.lake)
     story.refused = str(refused.value)
     story.first = ingest(spark, story.url, story.lake, accept_gap=True)
-    build(spark, story.lake)
+    build(spark, story.lake, tables=MARKED)
     story.stored(TEN + 3 * DAY)
     story.purged(keep=0)
     story.second = ingest(spark, story.url, story.lake, accept_gap=True)
@@ -87,7 +88,7 @@ def story(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> St
 def marks(spark: "SparkSession", lake: Lake) -> dict[str, list[tuple[datetime, bool]]]:
     """What the tables say of each of their times, forecasts left out."""
     found: dict[str, list[tuple[datetime, bool]]] = {}
-    for name in ("queue_minute", "group_hour", "capacity_hour"):
+    for name in MARKED:
         at = _BUCKETS[name][0]
         where = "not is_forecast and arrivals > 0" if name == "capacity_hour" else "enqueued > 0"
         rows = (
@@ -146,6 +147,8 @@ def test_files_of_gold_from_before_gaps_could_be_accepted_say_no(spark: "SparkSe
 
 
 def test_a_page_about_the_lake_names_the_gaps(spark: "SparkSession", story: Story, tmp_path: Path) -> None:
+    from omniq.spark import report  # imports matplotlib
+
     def told(since: date | None) -> list[str]:
         written = report(spark, story.lake, tmp_path / "report.html", since=since)
         assert all(sentence in (tmp_path / "report.html").read_text() for sentence in written.findings)

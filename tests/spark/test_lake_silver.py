@@ -44,7 +44,7 @@ def log() -> Log:
     torso = log.task("torso", at=0)
     torso.attempt = 1
     log.rows.pop()  # its first events were purged
-    log._numbers[""] -= 1
+    log.numbers[""] -= 1
     torso.succeeded(5, ran_us=2_000_000)
     log.task("removed").started(1).succeeded(2).event(3, "removed")
     return log
@@ -182,11 +182,11 @@ def test_in_two_shards_the_clock_orders_what_the_numbers_cannot(spark: "SparkSes
         other = log.task(f"other{n}", queue="orders")
         log.rows[-1]["shard"] = "orders"
         del other
-    log._numbers = {"orders": 5}
+    log.numbers = {"orders": 5}
     life = log.task("t", queue="orders")
     log.rows[-1].update(shard="orders", seq=6)
     life.shard = "orders"
-    log._numbers["orders"] = 6
+    log.numbers["orders"] = 6
     life.started(1).failed(2, to_queue="dead")
     life.queue, life.shard, life.attempt = "dead", "dead", 0
     life.started(3).succeeded(4)

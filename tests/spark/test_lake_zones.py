@@ -19,7 +19,7 @@ from omniq.errors import CheckFailed, Invalid
 from omniq.spark import Lake, build, check, expire, ingest, repair
 from omniq.spark.lake import clock, models, repairing
 from omniq.spark.lake.bronze import take_in
-from omniq.spark.lake.manifest import Part
+from omniq.spark.lake.manifest import TableDay
 from omniq.spark.lake.plain_rows import plain_rows
 from omniq.spark.lake.report.queries import gather
 from omniq.spark.lake.tables import GOLD, SILVER, TABLES
@@ -200,6 +200,7 @@ def test_a_store_is_taken_in_by_the_days_of_utc(spark: "SparkSession", tmp_path:
 # -- what comes back to Python -------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # the report's own tests ask in two zones
 def test_the_report_has_the_same_figures_in_every_zone(spark: "SparkSession", right: Lake) -> None:
     expected = gather(spark, right, FIRST)
     arrow = "spark.sql.execution.arrow.pyspark.enabled"
@@ -247,7 +248,7 @@ def wrong(spark: "SparkSession", right: Lake, tmp_path: Path) -> Lake:
         files = write_days(lake, payloads, "bronze/payloads", "task_date", "_batch=old")
     with lake.change() as draft:
         manifest = draft.manifest("payloads")
-        manifest.parts = {day: Part(files=found) for day, found in files.items()}
+        manifest.parts = {day: TableDay(files=found) for day, found in files.items()}
         draft.put(manifest)
     return lake
 
@@ -347,7 +348,7 @@ def test_gold_of_expired_events_stays_as_it_is_and_is_told(spark: "SparkSession"
     assert (report.frozen, report.days, report.built) == (["2026-03-06"], [], None)
 
 
-@pytest.mark.parametrize("zone", [NEW_YORK, KOLKATA])
+@pytest.mark.parametrize("zone", [pytest.param(NEW_YORK, marks=pytest.mark.slow), KOLKATA])
 def test_a_repair_loses_and_doubles_nothing_where_gold_without_events_meets_what_is_built_anew(
     spark: "SparkSession", right: Lake, tmp_path: Path, zone: str
 ) -> None:

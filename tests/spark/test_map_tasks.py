@@ -15,6 +15,7 @@ from omniq import Invalid, OmniQ, Settings
 from omniq.errors import NotEnded, TaskNotFound, TasksFailed
 from omniq.models import new_id
 from omniq.spark import enqueue, map_stream, map_tasks, unwrapped
+from omniq.storage.bulk import open_bulk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -128,9 +129,9 @@ def test_tasks_that_are_gone_are_told_instead_of_waited_for(
     monkeypatch.setattr("omniq.spark.working.outcomes.LONG_S", 0.0)
     arguments: dict[str, Any] = {"key": "id", "args": ["id"], "namespace": "mine"}
     enqueue(spark.range(1), store, row_jobs.text, **arguments)  # remembers the key for longer than the result is kept
-    with working(store) as oq:
+    with working(store), open_bulk(store) as bulk:
         (found,) = map_tasks(spark.range(1), row_jobs.text, store, returns="string", **arguments).collect()
-        oq._call(oq.storage.purge_results(dt.datetime.now(dt.UTC) + dt.timedelta(days=1)))
+        bulk.call(bulk.storage.purge_results(dt.datetime.now(dt.UTC) + dt.timedelta(days=1)))
     with pytest.raises(TaskNotFound, match=f"task '{found._task_id}' was enqueued before and is gone"):
         map_tasks(spark.range(1), row_jobs.text, store, returns="string", **arguments)
 

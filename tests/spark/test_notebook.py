@@ -5,9 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CELL_S = 1800  # Spark starts slowly on a busy machine
@@ -15,6 +13,9 @@ CELL_S = 1800  # Spark starts slowly on a busy machine
 
 @pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(EXAMPLES / "lake.ipynb", as_version=4)

@@ -139,7 +139,7 @@ def test_a_schema_of_the_users_own_chooses_columns_and_must_fit(sqlite_url: str)
     made = batch_reader(sqlite_url, "tasks", "seq", "queue")
     assert rows(made, made.partitions()) == [{"seq": 1, "queue": "default"}, {"seq": 2, "queue": "default"}]
     wrong = StructType().add("seq", "string")
-    with pytest.raises(ConfigError, match="other types; those columns are `seq` BIGINT"):
+    with pytest.raises(ConfigError, match="other types; the table's columns are `seq` BIGINT"):
         reader({"url": sqlite_url}, wrong)
 
 
@@ -303,7 +303,7 @@ def test_a_batch_of_events_has_two_ends(url: str) -> None:
 def keep(url: str, events: int) -> int:
     """Purge all but about so many events; the first that is left."""
     with open_bulk(url) as bulk:
-        bulk._portal.call(bulk.storage.purge(Retention(events_max=events)))
+        bulk.call(bulk.storage.purge(Retention(events_max=events)))
         return min(shard.first for shard in bulk.event_shards())
 
 

@@ -6,6 +6,7 @@ import re
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from lake_rows import FIRST, START, Log
@@ -23,8 +24,10 @@ from omniq.spark.lake.report import queries as figures
 from omniq.spark.lake.report.facts import Figures
 from omniq.spark.lake.report.highlights import findings
 from omniq.spark.lake.report.incidents import incidents
-from omniq.spark.lake.report.page import report
 from omniq.spark.lake.report.queries import gather
+
+if TYPE_CHECKING:
+    from omniq.spark.lake.report.page import Report
 
 SECTIONS = [
     "What stands out",
@@ -38,6 +41,12 @@ SECTIONS = [
     "Groups at their limit",
     "Slots: forecast against capacity",
 ]
+
+
+def report(spark: SparkSession, lake: Lake, out: Path) -> "Report":
+    from omniq.spark.lake.report.page import report  # imports matplotlib, which takes longer than most choices of tests
+
+    return report(spark, lake, out)
 
 
 class _Page(HTMLParser):
@@ -167,7 +176,7 @@ def test_a_storm_has_a_beginning_an_end_and_a_cost(chapters: list[Figures]) -> N
     assert sum("storm" in sentence for sentence in findings(measured)) == 1
 
 
-@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
+@pytest.mark.parametrize("zone", [pytest.param("America/New_York", marks=pytest.mark.slow), "Asia/Kolkata"])
 def test_the_figures_are_the_same_in_every_zone(spark: SparkSession, mixed: Lake, chapters: list[Figures], zone: str) -> None:
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from omniq.spark.lake.report import plots
 from omniq.spark.lake.report.facts import (
     DayFailures,
     FailureKind,
@@ -22,11 +21,26 @@ from omniq.spark.lake.report.facts import (
 )
 from omniq.spark.lake.report.highlights import findings
 from omniq.spark.lake.report.incidents import incidents, unproven
-from omniq.spark.lake.report.page import page
 from omniq.spark.lake.report.samples import ALL, BASELINE, FORECAST, KIND, LIMIT, P95, WEEK
 
 START = datetime(2026, 11, 19, 14, 0, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+# Whoever draws imports matplotlib, which takes longer than most choices of tests.
+
+
+@pytest.fixture
+def plots() -> Any:
+    from omniq.spark.lake.report import plots
+
+    return plots
+
+
+def page(figures: list[Figures], title: str) -> str:
+    from omniq.spark.lake.report.page import page
+
+    return page(figures, title)
 
 
 def window(minute: int, storm: bool = True, **more: Any) -> StormWindow:
@@ -222,7 +236,7 @@ def words(axis: Any) -> list[str]:
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
-def test_a_minute_is_drawn_on_an_axis_of_a_minute_with_whole_tasks() -> None:
+def test_a_minute_is_drawn_on_an_axis_of_a_minute_with_whole_tasks(plots: Any) -> None:
     flows = [Flow(at=START + timedelta(seconds=n), succeeded=n % 4, backlog=n % 2) for n in range(60)]
     axes, backlog = plots.throughput(flows, 1, START, START + MINUTE).axes
     assert words(axes.xaxis)[0] == "14:00:00"
@@ -234,7 +248,7 @@ def test_a_minute_is_drawn_on_an_axis_of_a_minute_with_whole_tasks() -> None:
     assert axes.get_ylabel() == "runs per second"
 
 
-def test_times_of_eight_milliseconds_end_beyond_them() -> None:
+def test_times_of_eight_milliseconds_end_beyond_them(plots: Any) -> None:
     rows = [
         FunctionTimes(name=name, queue="q", runs=99, failed=0, run_p50=2, run_p95=most, run_p99=None)
         for name, most in (("a", 8), ("b", 5))
@@ -246,7 +260,7 @@ def test_times_of_eight_milliseconds_end_beyond_them() -> None:
     assert axes.get_ylim()[1] > 1, "the first row is not cut"
 
 
-def test_a_percentile_without_enough_runs_has_no_line() -> None:
+def test_a_percentile_without_enough_runs_has_no_line(plots: Any) -> None:
     rows = [
         Percentiles(
             at=START + n * MINUTE,
@@ -261,14 +275,14 @@ def test_a_percentile_without_enough_runs_has_no_line() -> None:
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
     assert set(drawn) == {"p50", "p95"}, "two points are no line"
     text = page([minute_of_demo(percentiles=rows)], "t")
-    assert "P99: too little data to say: 2 of at least 3 times with runs enough." in text
+    assert "P99: too little data to say: 2 of at least 3 points with enough runs." in text
     assert drawn["p95"][1] != drawn["p95"][1], "the gap stays a gap"
     low, high = axes.get_xlim()
     assert all(low < x < high for line in axes.lines for x in line.get_xdata())
     assert axes.get_ylim()[1] >= 90
 
 
-def test_a_line_at_the_top_of_its_axis_is_not_cut_and_hides_no_other() -> None:
+def test_a_line_at_the_top_of_its_axis_is_not_cut_and_hides_no_other(plots: Any) -> None:
     flows = [Flow(at=START + timedelta(seconds=n), succeeded=1, backlog=5) for n in range(9)]
     _, backlog = plots.throughput(flows, 1, START, START + MINUTE).axes
     alike = [msgspec.structs.replace(row, slots_needed=5, slots_seen=5) for row in slots(168)]
@@ -281,7 +295,7 @@ def test_a_line_at_the_top_of_its_axis_is_not_cut_and_hides_no_other() -> None:
     assert all(seen.get_linewidth() > line.get_linewidth() for line in needed), "wide, and drawn before"
 
 
-def test_hours_of_the_week_are_the_mean_of_the_weeks() -> None:
+def test_hours_of_the_week_are_the_mean_of_the_weeks(plots: Any) -> None:
     monday = datetime(2026, 11, 16, 0, 0, tzinfo=UTC)
     hours = [HourLoad(weekday=0, hour=9, started=20), HourLoad(weekday=2, hour=9, started=10)]
     axes = plots.heat_map(hours, monday, monday + 9 * DAY).axes[0]
@@ -291,14 +305,14 @@ def test_hours_of_the_week_are_the_mean_of_the_weeks() -> None:
     assert short.mask[1:].all(), "days that were not seen"
 
 
-def test_a_day_without_failures_has_its_place() -> None:
+def test_a_day_without_failures_has_its_place(plots: Any) -> None:
     days = [DayFailures(day=date(2026, 11, day), fingerprint="f", name="pay", failures=day) for day in (17, 19)]
     (axes,) = plots.failures(minute_of_demo().failures, days).axes
     assert words(axes.xaxis) == ["17 Nov", "18 Nov", "19 Nov"]
     assert [bar.get_height() for bar in axes.patches] == [17, 0, 19]
 
 
-def test_storms_of_an_incident_are_marked_from_its_beginning_to_its_end() -> None:
+def test_storms_of_an_incident_are_marked_from_its_beginning_to_its_end(plots: Any) -> None:
     rows = [plots.Retries(at=START + 5 * n * MINUTE, name="pay", retries=20) for n in range(3)]
     (axes,) = plots.retries(rows, incidents([window(5), window(10)]), 300, START, START + 15 * MINUTE).axes
     band = axes.patches[-1].get_extents().transformed(axes.transData.inverted())
@@ -306,14 +320,14 @@ def test_storms_of_an_incident_are_marked_from_its_beginning_to_its_end() -> Non
     assert words(axes.yaxis) == ["0", "5", "10", "15", "20"]
 
 
-def test_groups_wait_in_units_that_fit() -> None:
+def test_groups_wait_in_units_that_fit(plots: Any) -> None:
     (axes,) = plots.groups(
         [GroupWait(queue="q", group_id="g", started=99, waiting_ms=2320, blocked_ms=1500, max_wait_ms=1.0)]
     ).axes
     assert words(axes.xaxis) == ["0", "500 ms", "1 s", "1.5 s", "2 s", "2.5 s"]
 
 
-def test_slots_are_whole_and_the_forecast_is_shaded_to_its_end() -> None:
+def test_slots_are_whole_and_the_forecast_is_shaded_to_its_end(plots: Any) -> None:
     rows = slots(168, ahead=168)
     (axes,) = plots.capacity({"q": rows}).axes
     assert words(axes.yaxis) == ["0", "1", "2", "3", "4"]

@@ -73,7 +73,7 @@ def test_a_stream_fails_when_events_are_gone(spark: "SparkSession", tmp_path: Pa
     take(omniq.spark.read_stream(spark, url), tmp_path / "checkpoint")
     enqueue(url, 20)
     with open_bulk(url) as bulk:
-        bulk._portal.call(bulk.storage.purge(Retention(events_max=5)))
+        bulk.call(bulk.storage.purge(Retention(events_max=5)))
         first = bulk.event_shards()[0].first
     with pytest.raises(Exception, match="EventsLost") as raised:
         take(omniq.spark.read_stream(spark, url), tmp_path / "checkpoint")

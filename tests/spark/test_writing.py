@@ -15,7 +15,7 @@ from support.spark_stores import KINDS, empty
 from omniq.errors import ConfigError, DuplicateId, IdempotencyConflict, Invalid, RunClosed, SerializationError
 from omniq.operations import RunState
 from omniq.spark import cause
-from omniq.spark.writing.writing import WRITE, Writer, Written, writer
+from omniq.spark.writing.writing import WRITE, TaskWriter, WrittenTasks, writer
 from omniq.storage.bulk import open_bulk
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/queue.db"
 
 
-def made(url: str, names: Any = tuple(ROWS), **options: str) -> Writer:
+def made(url: str, names: Any = tuple(ROWS), **options: str) -> TaskWriter:
     """A writer as an executor gets it."""
     given = {"url": url, "func": FUNC, "argColumns": "a", "groupColumn": "who", "runId": "run", **options}
     return pickle.loads(pickle.dumps(writer(given, list(names), False)))
@@ -59,7 +59,7 @@ def tasks(url: str, *names: str) -> list[tuple[Any, ...]]:
 
 def test_rows_are_seen_after_the_commit_and_not_before(url: str) -> None:
     sink = made(url, chunkRows="2")
-    assert sink.write(batch()) == Written(new=3, there=1)
+    assert sink.write(batch()) == WrittenTasks(new=3, there=1)
     assert tasks(url) == []
     sink.commit([])
     assert tasks(url) == [
@@ -74,7 +74,7 @@ def test_rows_are_seen_after_the_commit_and_not_before(url: str) -> None:
 def test_a_task_of_spark_that_is_repeated_adds_nothing(url: str) -> None:
     sink = made(url)
     sink.write(batch())
-    assert sink.write(batch()) == Written(new=0, there=3)
+    assert sink.write(batch()) == WrittenTasks(new=0, there=3)
     sink.commit([])
     with open_bulk(url) as bulk:
         found = bulk.run("run")
@@ -104,9 +104,9 @@ def test_an_aborted_run_leaves_nothing(url: str) -> None:
 
 def test_rows_may_be_visible_at_once(url: str) -> None:
     sink = made(url, visible="immediately")
-    assert sink.write(batch()) == Written(new=3, there=0)
+    assert sink.write(batch()) == WrittenTasks(new=3, there=0)
     assert len(tasks(url)) == 3
-    assert sink.write(batch()) == Written(new=0, there=3)
+    assert sink.write(batch()) == WrittenTasks(new=0, there=3)
     sink.commit([])
 
 
@@ -122,7 +122,7 @@ def test_another_body_under_a_key_is_passed_over_or_refused(sqlite_url: str, vis
             with pytest.raises(IdempotencyConflict if visible == "on_commit" else DuplicateId):
                 last.write(other)
         else:
-            assert last.write(other) == Written(new=1, there=1)
+            assert last.write(other) == WrittenTasks(new=1, there=1)
             last.abort([])
     assert (b'{"args":[10],"kwargs":{}}',) in tasks(sqlite_url, "payload")
 

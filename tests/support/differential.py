@@ -38,7 +38,8 @@ from omniq.operations import (
     Stage,
 )
 from omniq.storage.base import BaseStorage, Result
-from omniq.storage.memory import MemoryLedger, MemoryStorage
+from omniq.storage.memory import MemoryStorage
+from omniq.storage.table_ledger import TableLedger
 from omniq.testing import FakeClock
 
 Make = Callable[[FakeClock], BaseStorage]
@@ -81,7 +82,7 @@ def _play(make_storage: Make, seeds: Iterable[int]) -> None:
             raise AssertionError(f"episode {seed}: {exc}") from exc
 
 
-class FollowingLedger(MemoryLedger):
+class FollowingLedger(TableLedger):
     """Grants, of tasks that stand equally, the one that another store granted."""
 
     wanted: Sequence[str] = ()
@@ -306,7 +307,7 @@ class Episode:
                 await self._call([[ack]])
             self.made += 1
             await self._call([[Reserve(queues=EVERY, token=f"{self.made:032x}", limit=3)]])
-            if not self.memory.ledger.running:
+            if not self.memory.ledger.in_state(State.RUNNING, None):
                 return
         raise AssertionError("the store does not run dry")
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from omniq.storage.file import FileStorage
 from omniq.storage.file.disk import Files, Kind
-from omniq.storage.file.driver import FileStorage
 
 How = Literal["fail", "stop"]
 

@@ -1,13 +1,10 @@
 """Runs inside the virtual environment of the published client: calls come as lines of JSON, answers go back the same way.
 
-`python guest_side.py PORT AHEAD_S` answers calls, by a clock that is so far ahead.
-`python guest_side.py PORT QUEUE FILE OPTIONS` consumes a queue and writes the ids it ran; the options, as JSON, are `hold_s`,
-how long a handler takes, and those of `consume`.
+`python guest_side.py PORT` answers calls, `python guest_side.py PORT QUEUE FILE` consumes a queue and writes the ids it ran.
 """
 
 import json
 import sys
-import time
 
 from omniq import OmniqClient
 
@@ -32,25 +29,19 @@ def answer_calls(client: OmniqClient) -> None:
         print(json.dumps(answer), flush=True)
 
 
-def consume(client: OmniqClient, queue: str, file: str, given: str = "{}") -> None:
-    options = {"promote_interval_s": 0.2, "reap_interval_s": 0.2} | json.loads(given)
-    hold_s = options.pop("hold_s", 0)
-
+def consume(client: OmniqClient, queue: str, file: str) -> None:
     def handler(ctx: object) -> None:
         with open(file, "a") as log:
             log.write(f"theirs {ctx.job_id}\n")
-        time.sleep(hold_s)
 
     print("ready", flush=True)
-    client.consume(queue=queue, handler=handler, **options)
+    client.consume(queue=queue, handler=handler, promote_interval_s=0.2, reap_interval_s=0.2)
 
 
 if __name__ == "__main__":
     port, *rest = sys.argv[1:]
     guest = OmniqClient(host="127.0.0.1", port=int(port))
-    if len(rest) > 1:
+    if rest:
         consume(guest, *rest)
     else:
-        true_time, ahead_s = time.time, float(rest[0])
-        time.time = lambda: true_time() + ahead_s
         answer_calls(guest)

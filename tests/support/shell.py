@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omniq import OmniQ
+from support.forks import Python, run
 from support.terminal import Terminal
 from support.waiting import wait_for
 
@@ -90,22 +91,15 @@ class Shell:
         self.folder, self.url = folder, url
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMNIQ_", "COLUMNS"))}
         self.environment["PYTHONDONTWRITEBYTECODE"] = "1"
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[Python] = []
 
     def command(self, *words: str, store: bool = True) -> list[str]:
         given = ["--store", self.url] if store and "--store" not in words else []
         return [sys.executable, "-m", "omniq", *words, *given]
 
     def __call__(self, *words: str, store: bool = True, input: str = "", within: float = 60, **environment: str) -> Ended:
-        done = subprocess.run(
-            self.command(*words, store=store),
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=within,
-        )
+        command, env = self.command(*words, store=store), {**self.environment, **environment}
+        done = run(command, cwd=self.folder, env=env, input=input, timeout=within)
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def ok(self, *words: str, **options: Any) -> Ended:
@@ -125,10 +119,10 @@ class Shell:
         """Run all tasks that can run now."""
         return self.ok("worker", "jobs", "--drain-and-exit", *options)
 
-    def start(self, *words: str, store: bool = True, **options: Any) -> subprocess.Popen[str]:
+    def start(self, *words: str, store: bool = True, **options: Any) -> Python:
         """A command that goes on while the test does; its output goes to files `out` and `err` unless pipes are asked for."""
         given: dict[str, Any] = {"stderr": (self.folder / "err").open("a"), "stdin": subprocess.DEVNULL, **options}
-        started = subprocess.Popen(
+        started = Python(
             self.command(*words, store=store),
             cwd=self.folder,
             env=self.environment,
@@ -147,7 +141,7 @@ class Shell:
     def until_said(self, text: str) -> None:
         wait_for(lambda: text in self.said, within=30)
 
-    def interrupt(self, started: subprocess.Popen[str], number: int = signal.SIGINT) -> int:
+    def interrupt(self, started: Python, number: int = signal.SIGINT) -> int:
         started.send_signal(number)
         return started.wait(30)
 

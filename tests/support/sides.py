@@ -17,11 +17,10 @@ def guest_command(python: str, port: int, *arguments: str) -> list[str]:
 
 
 class Theirs:
-    """The published client in a process of its own. `ahead_s`: how far its clock is ahead."""
+    """The published client in a process of its own."""
 
-    def __init__(self, python: str, port: int, ahead_s: float = 0) -> None:
-        command = guest_command(python, port, str(ahead_s))
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, python: str, port: int) -> None:
+        self._process = subprocess.Popen(guest_command(python, port), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(**arguments: Any) -> Any:

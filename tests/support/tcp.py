@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 import urllib.request
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from support.forks import Python, run
 from support.redis_server import Server, running
 
 WAIT_S = 30.0
@@ -89,7 +89,7 @@ class ServerProcess:
         self.err_path = self.folder / f"serve-{self._runs}.err"
         command = [sys.executable, "-m", "omniq", "serve", *self._store, "--port", str(self.port), *self.options]
         with self.err_path.open("wb") as err:
-            self.popen = subprocess.Popen(command, stdout=err, stderr=err, cwd=self.folder, env=environment())
+            self.popen = Python(command, stdout=err, stderr=err, cwd=self.folder, env=environment())
 
     def ready(self) -> ServerProcess:
         """Wait until it says where it listens."""
@@ -122,8 +122,7 @@ class ServerProcess:
 
     def command(self, *arguments: str) -> None:
         """Run another `omniq` command on the same store."""
-        run = [sys.executable, "-m", "omniq", *arguments, *self._store]
-        done = subprocess.run(run, cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=60)
+        done = run([sys.executable, "-m", "omniq", *arguments, *self._store], cwd=self.folder, env=environment())
         assert done.returncode == 0, done.stderr
 
     @property

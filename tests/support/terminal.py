@@ -9,7 +9,6 @@ import pty
 import select
 import signal
 import struct
-import subprocess
 import termios
 import time
 from collections.abc import Mapping
@@ -17,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 
 import pyte
+
+from support.forks import Python
 
 
 class Terminal:
@@ -32,7 +33,7 @@ class Terminal:
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         inherited = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
         env = {**inherited, "TERM": "xterm-256color"}
-        self.process = subprocess.Popen(
+        self.process = Python(
             arguments,
             stdin=inner,
             stdout=inner,
@@ -40,7 +41,6 @@ class Terminal:
             cwd=folder,
             env=env,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
         )
         os.close(inner)
 

@@ -8,7 +8,7 @@ from omniq.errors import StoreError
 from omniq.storage.redis.batches import Batches
 
 
-def test_a_call_that_the_script_cannot_take_fails_alone() -> None:
+async def test_a_call_that_the_script_cannot_take_fails_alone() -> None:
     calls: list[tuple[list[Any], bool]] = []
 
     async def script(key: str, entries: Sequence[Any], now: int | None, repeat: bool) -> list[Any]:
@@ -18,14 +18,11 @@ def test_a_call_that_the_script_cannot_take_fails_alone() -> None:
             raise StoreError("the script failed")
         return [f"{entry} done" for entry in entries]
 
-    async def body() -> list[Any]:
-        batches = Batches(script)  # type: ignore[arg-type]
-        wanted = ["first", "second", "a", "bad", "b"]
-        answers = await asyncio.gather(*[batches.send("k", [w], None, False) for w in wanted], return_exceptions=True)
-        await batches.close()
-        return answers
-
-    first, second, a, bad, b = asyncio.run(body())
+    batches = Batches(script)  # type: ignore[arg-type]
+    wanted = ["first", "second", "a", "bad", "b"]
+    answers = await asyncio.gather(*[batches.send("k", [w], None, False) for w in wanted], return_exceptions=True)
+    await batches.close()
+    first, second, a, bad, b = answers
     assert (first, second, a, b) == (["first done"], ["second done"], ["a done"], ["b done"])
     assert isinstance(bad, StoreError)
     together, alone = [c for c in calls if len(c[0]) > 1], [c for c in calls if len(c[0]) == 1 and c[1]]

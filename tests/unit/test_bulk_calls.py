@@ -4,7 +4,7 @@ import pytest
 
 from omniq.errors import OutcomeUnknown, StoreUnavailable
 from omniq.operations import Enqueue, RunState
-from omniq.storage import bulk as bulk_module
+from omniq.storage import sending
 from omniq.storage.bulk import Bulk
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faulty import Fault, FaultyStorage
@@ -12,7 +12,7 @@ from omniq.testing.faulty import Fault, FaultyStorage
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_module, "PAUSES_S", (0.001,) * 3)
+    monkeypatch.setattr(sending, "PAUSES_S", (0.001,) * 3)
 
 
 def tasks(n: int) -> list[Enqueue]:

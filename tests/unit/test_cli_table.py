@@ -8,8 +8,7 @@ from rich.console import Console, ConsoleDimensions
 
 from omniq.cli.queues.activity import Rates
 from omniq.cli.queues.queues import COLUMNS as QUEUES
-from omniq.cli.queues.top_loop import View
-from omniq.cli.queues.top_screen import draw
+from omniq.cli.queues.top_screen import View, draw
 from omniq.cli.table import Fitted
 from omniq.operations import QueueCounts
 

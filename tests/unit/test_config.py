@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from omniq import AsyncOmniQ, ConfigError, MemoryStorage, OmniQ, Settings, SQLiteStorage, load_settings
-from omniq.policy import Backoff
+from omniq.backoff import Backoff
 from omniq.storage.base import BaseStorage
 
 DAY = 86_400

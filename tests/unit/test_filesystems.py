@@ -1,6 +1,5 @@
 """Which file systems belong to another machine, and which of fsspec's can keep the promises of a folder."""
 
-import asyncio
 from pathlib import Path
 
 import fsspec
@@ -55,21 +54,17 @@ def test_the_test_folder_itself_is_local(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [SQLiteStorage, FileStorage])
-def test_a_network_file_system_is_refused_unless_allowed(
+async def test_a_network_file_system_is_refused_unless_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[SQLiteStorage] | type[FileStorage]
 ) -> None:
     monkeypatch.setattr(local_module, "network_fs", lambda path: "nfs4")
-
-    async def body() -> None:
-        refused = kind(tmp_path / "q")
-        with pytest.raises(StoreUnavailable, match=r"nfs4.*allow_network_fs=True"):
-            await refused.open()
-        await refused.close()
-        assert not (tmp_path / "q").exists()
-        async with kind(tmp_path / "q", allow_network_fs=True) as allowed:
-            assert await allowed.queues() == []
-
-    asyncio.run(body())
+    refused = kind(tmp_path / "q")
+    with pytest.raises(StoreUnavailable, match=r"nfs4.*allow_network_fs=True"):
+        await refused.open()
+    await refused.close()
+    assert not (tmp_path / "q").exists()
+    async with kind(tmp_path / "q", allow_network_fs=True) as allowed:
+        assert await allowed.queues() == []
 
 
 def test_of_fsspec_the_local_file_system_is_the_folder_itself(tmp_path: Path) -> None:
@@ -80,16 +75,13 @@ def test_of_fsspec_the_local_file_system_is_the_folder_itself(tmp_path: Path) ->
     assert inside.capabilities.durability == "power"
 
 
-def test_the_memory_of_fsspec_touches_no_disk_and_the_memory_url_is_another_store(tmp_path: Path) -> None:
-    async def body() -> None:
-        memory = fsspec.filesystem("memory")
-        async with FileStorage(f"{tmp_path}/q", fs=memory) as storage:
-            assert await storage.queues() == []
-            assert memory.exists(f"{tmp_path}/q/README")
-        assert list(tmp_path.iterdir()) == []
-        memory.rm(f"{tmp_path}/q", recursive=True)
-
-    asyncio.run(body())
+async def test_the_memory_of_fsspec_touches_no_disk_and_the_memory_url_is_another_store(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    async with FileStorage(f"{tmp_path}/q", fs=memory) as storage:
+        assert await storage.queues() == []
+        assert memory.exists(f"{tmp_path}/q/README")
+    assert list(tmp_path.iterdir()) == []
+    memory.rm(f"{tmp_path}/q", recursive=True)
     assert isinstance(BaseStorage.from_url("memory://"), MemoryStorage)
 
 

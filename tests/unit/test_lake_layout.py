@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from omniq.errors import Invalid, LakeError
 from omniq.spark.lake.layout import Lake
-from omniq.spark.lake.manifest import File, Manifest, Part, holes, joined, overlap
+from omniq.spark.lake.manifest import File, Manifest, TableDay, holes, joined, overlap
 
 
 def put(lake: Lake, day: str, path: str, table: str = "tasks") -> None:
     with lake.change() as draft:
         manifest = draft.manifest(table)
-        manifest.parts[day] = Part(files=[File(path, 1, 10)])
+        manifest.parts[day] = TableDay(files=[File(path, 1, 10)])
         draft.put(manifest)
 
 
@@ -32,7 +32,7 @@ def test_init_makes_a_lake_once(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_things_becomes_no_lake(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(LakeError, match="is not empty and no lake"):
+    with pytest.raises(LakeError, match="is neither empty nor a lake"):
         Lake.init(tmp_path)
 
 
@@ -81,7 +81,7 @@ def test_all_tables_of_a_change_are_published_at_once_or_none(tmp_path: Path) ->
     assert lake.current() == before
     with lake.change() as draft:
         for name in ("tasks", "attempts"):
-            draft.put(Manifest(table=name, parts={"2026-01-02": Part(files=[File(f"{name}.parquet", 1, 1)])}))
+            draft.put(Manifest(table=name, parts={"2026-01-02": TableDay(files=[File(f"{name}.parquet", 1, 1)])}))
     assert lake.files("tasks") == [str(tmp_path / "tasks.parquet")]
     assert lake.files("attempts") == [str(tmp_path / "attempts.parquet")]
 
@@ -91,16 +91,16 @@ def test_a_crash_before_current_is_replaced_leaves_the_old_version(tmp_path: Pat
     put(lake, "2026-01-01", "old.parquet")
     script = f"""
 import os
-from omniq.spark.lake.folder import Folder
+from omniq.spark.lake.folder import LakeFolder
 from omniq.spark.lake.layout import Lake
-from omniq.spark.lake.manifest import File, Manifest, Part
-write = Folder.write
+from omniq.spark.lake.manifest import File, Manifest, TableDay
+write = LakeFolder.write
 def until(self, name, data):
     if name.endswith("CURRENT"): os._exit(9)
     write(self, name, data)
-Folder.write = until
+LakeFolder.write = until
 with Lake({str(tmp_path)!r}).change() as draft:
-    draft.put(Manifest(table="tasks", parts={{"2026-01-02": Part(files=[File("new.parquet", 1, 1)])}}))
+    draft.put(Manifest(table="tasks", parts={{"2026-01-02": TableDay(files=[File("new.parquet", 1, 1)])}}))
 """
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
     assert lake.files("tasks") == [str(tmp_path / "old.parquet")]
@@ -173,8 +173,8 @@ def test_a_part_knows_of_which_days_it_may_tell() -> None:
     def moment(day: int) -> datetime:
         return datetime(2026, 1, day, 12, tzinfo=UTC)
 
-    part = Part(first=moment(2), last=moment(4))
+    part = TableDay(first=moment(2), last=moment(4))
     assert [day for day in range(1, 8) if part.touches([date(2026, 1, day)])] == [2, 3, 4]
     part.open_from = moment(6)
     assert [day for day in range(1, 8) if part.touches([date(2026, 1, day)])] == [2, 3, 4, 6, 7]
-    assert not Part().touches([date(2026, 1, 1)])
+    assert not TableDay().touches([date(2026, 1, 1)])

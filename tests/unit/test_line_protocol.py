@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.garbage import corpus, mutated
 
 from omniq.server import protocol
-from omniq.server.lines import Lines
+from omniq.server.lines import LineBuffer
 from omniq.server.protocol import Command, ProtocolError
 
 VERBS = [
@@ -72,14 +72,14 @@ def test_a_payload_means_the_same_after_parsing(payload: Any) -> None:
     except UnicodeEncodeError:
         return
     push = parsed(line)
-    assert isinstance(push, protocol.Push)
+    assert isinstance(push, protocol.PushCommand)
     assert json.loads(push.payload_bytes or b"") == payload
 
 
 @given(st.text(alphabet="0123456789abcXYZ_-.:", min_size=1, max_size=64))
 def test_every_good_name_is_taken(name: str) -> None:
     push = parsed(f'PUSH {{"name":"{name}"}}'.encode())
-    assert isinstance(push, protocol.Push)
+    assert isinstance(push, protocol.PushCommand)
     assert (push.name, push.queue, push.retry) == (name, "default", 20)
 
 
@@ -104,7 +104,7 @@ def test_a_body_that_is_no_good_is_told_so(body: bytes) -> None:
 
 def test_the_last_of_two_equal_attributes_wins() -> None:
     push = parsed(b'PUSH {"name":"a","Name":"b","extra":0}')
-    assert isinstance(push, protocol.Push)
+    assert isinstance(push, protocol.PushCommand)
     assert push.name == "b"
 
 
@@ -123,7 +123,7 @@ def test_mutated_lines_are_commands_or_errors() -> None:
 def test_lines_come_out_however_they_are_cut(lines: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(line + data.draw(st.sampled_from([b"\n", b"\r\n"])) for line in lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    cutter = Lines(limit=100)
+    cutter = LineBuffer(limit=100)
     found: list[bytes | None] = []
     for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += cutter.feed(stream[begin:end])
@@ -131,7 +131,7 @@ def test_lines_come_out_however_they_are_cut(lines: list[bytes], data: st.DataOb
 
 
 def test_a_line_that_is_too_long_is_skipped_and_not_kept() -> None:
-    cutter = Lines(limit=1000)
+    cutter = LineBuffer(limit=1000)
     for _ in range(1000):
         assert cutter.feed(b"x" * 1000) == []
         assert cutter.partial <= 1001
@@ -141,7 +141,7 @@ def test_a_line_that_is_too_long_is_skipped_and_not_kept() -> None:
 
 @given(st.lists(st.binary(max_size=64), max_size=40))
 def test_whatever_comes_no_more_than_one_line_is_kept(pieces: list[bytes]) -> None:
-    cutter = Lines(limit=50)
+    cutter = LineBuffer(limit=50)
     for piece in pieces:
         assert all(line is None or len(line) <= 50 for line in cutter.feed(piece))
         assert cutter.partial <= 51

@@ -1,4 +1,4 @@
-"""The public names: what they are, where they live, and that the blocking class mirrors the async one."""
+"""The public names: what they are, where they live, and what they take."""
 
 import importlib
 import inspect
@@ -8,20 +8,41 @@ import pytest
 
 import omniq
 from omniq import AsyncOmniQ, AsyncWorkerPool, OmniQ, WorkerPool
+from omniq.storage import arguments
 
 PLACES = {
     "omniq.core": ["AsyncOmniQ", "OmniQ"],
     "omniq.models": ["Task", "TaskResult", "TaskStatus", "TaskError", "Schedule", "Event"],
     "omniq.storage.base": ["BaseStorage"],
-    "omniq.storage.sqlite.driver": ["SQLiteStorage"],
-    "omniq.storage.file.driver": ["FileStorage"],
+    "omniq.storage.sqlite": ["SQLiteStorage"],
+    "omniq.storage.file": ["FileStorage"],
     "omniq.storage.memory": ["MemoryStorage"],
-    "omniq.storage.redis.driver": ["RedisStorage"],
+    "omniq.storage.redis": ["RedisStorage"],
     "omniq.queue": ["AsyncTaskQueue"],
     "omniq.worker": ["AsyncWorkerPool", "WorkerPool"],
     "omniq.config": ["Settings", "load_settings"],
     "omniq.serialization": ["Serializer", "MsgspecSerializer", "CloudpickleSerializer", "SerializationError"],
 }
+
+
+# Paths that the documentation names, or programs rely on, whatever folder the code is in.
+PATHS = {
+    "omniq.models": "Record State",
+    "omniq.operations": "Enqueue Reserve Ack Capabilities",
+    "omniq.policy": "Backoff after_failure after_loss parse_backoff",
+    "omniq.storage.bulk": "open_bulk",
+    "omniq.storage.ledger": "Ledger",
+    "omniq.storage.machine": "Machine",
+    "omniq.storage.url": "mask open_url",
+    "omniq.testing": "FakeClock FaultyStorage assert_enqueued run_until_idle",
+    "omniq.testing.conformance": "run tests",
+}
+
+
+@pytest.mark.parametrize("module", PATHS)
+def test_paths_that_are_named_lead_there(module: str) -> None:
+    there = importlib.import_module(module)
+    assert [name for name in PATHS[module].split() if not hasattr(there, name)] == []
 
 
 def test_all_is_sorted_and_complete() -> None:
@@ -67,25 +88,8 @@ def test_every_error_that_the_api_raises_is_an_omniq_error_of_omniq() -> None:
         assert issubclass(getattr(omniq, name), omniq.OmniQError)
 
 
-def _methods(kind: type[Any]) -> dict[str, Any]:
-    return {n: m for n, m in inspect.getmembers(kind, callable) if not n.startswith("_")}
-
-
 def _parameters(method: Any) -> list[inspect.Parameter]:
     return list(inspect.signature(method).parameters.values())
-
-
-@pytest.mark.parametrize("name", sorted(_methods(AsyncOmniQ)))
-def test_every_method_has_a_blocking_twin_with_the_same_signature(name: str) -> None:
-    twin = getattr(OmniQ, name, None)
-    assert twin is not None, f"OmniQ has no {name}"
-    assert _parameters(getattr(AsyncOmniQ, name)) == _parameters(twin)
-    assert not inspect.iscoroutinefunction(twin)
-
-
-@pytest.mark.parametrize("name", ["start", "stop", "drain"])
-def test_the_blocking_pool_mirrors_the_async_one(name: str) -> None:
-    assert _parameters(getattr(AsyncWorkerPool, name)) == _parameters(getattr(WorkerPool, name))
 
 
 def test_the_two_constructors_take_the_same() -> None:
@@ -134,3 +138,12 @@ def test_every_public_class_closes_and_is_a_context_manager(kind: type[Any]) -> 
 @pytest.mark.parametrize("kind", [AsyncWorkerPool, WorkerPool])
 def test_pools_are_context_managers(kind: type[Any]) -> None:
     assert hasattr(kind, "__aenter__") or hasattr(kind, "__enter__")
+
+
+def test_each_call_of_a_storage_that_takes_texts_or_numbers_checks_them() -> None:
+    checked = arguments.CALLS
+    by_themselves = {"pause", "resume", "is_paused", "set_group_limit"}
+    for name, call in vars(omniq.BaseStorage).items():
+        if inspect.iscoroutinefunction(call) and getattr(call, "__isabstractmethod__", False) and not name.startswith("_"):
+            taken = inspect.signature(call).parameters.keys() & (arguments.TEXTS | arguments.NUMBERS.keys())
+            assert not taken or name in checked or name in by_themselves, f"nobody looks at {taken} of {name}"

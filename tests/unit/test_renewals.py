@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from omniq.storage.renewals import MAX_SEEN, Held, Renewals
+from omniq.storage.liveness import MAX_SEEN, Renewals, WatchedLease
 
 S = 1_000_000
 HOUR = 3600 * S
@@ -18,7 +18,9 @@ class Watch:
         self.living = {"w"}
         self.renewals = Renewals(self.living.__contains__, lambda: self.seconds)
 
-    def over(self, *held: Held, now_us: int, lost: tuple[str, ...] = (), whole: bool = True, given: bool = False) -> list[int]:
+    def over(
+        self, *held: WatchedLease, now_us: int, lost: tuple[str, ...] = (), whole: bool = True, given: bool = False
+    ) -> list[int]:
         return [lease.seq for lease in self.renewals.over(held, now_us, lost, whole=whole, given=given)]
 
 
@@ -27,8 +29,8 @@ def watch() -> Watch:
     return Watch()
 
 
-def lease(until_s: float, seq: int = 1, worker: str = "w", length_s: float = 30) -> Held:
-    return Held(seq, "token", worker, int(until_s * S), int(length_s * S))
+def lease(until_s: float, seq: int = 1, worker: str = "w", length_s: float = 30) -> WatchedLease:
+    return WatchedLease(seq, "token", worker, int(until_s * S), int((until_s - length_s) * S))
 
 
 def test_a_lease_that_moves_is_never_over_however_far_ahead_the_clock_is(watch: Watch) -> None:

@@ -57,9 +57,9 @@ def test_the_blocking_way_is_the_same() -> None:
     assert ready(inner) == 3
 
 
-def test_what_is_invalid_is_known_before_anything_is_sent() -> None:
+async def test_what_is_invalid_is_known_before_anything_is_sent() -> None:
     storage = MemoryStorage()
-    answers = asyncio.run(Sending(new("a", "half \udcff", "b")).send(storage))
+    answers = await Sending(new("a", "half \udcff", "b")).send(storage)
     assert isinstance(answers[1], Unsendable)
     assert isinstance(answers[1].__cause__, Invalid)
     assert [a[0].existed for a in (answers[0], answers[2]) if isinstance(a, list)] == [False, False]  # type: ignore[attr-defined]
@@ -258,10 +258,9 @@ def test_a_full_store_after_a_lost_answer_leaves_the_outcome_open() -> None:
         repeats.after(StoreFull("full"))
 
 
-def test_repeats_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending_module, "REPEAT_FOR_S", 0.0005)
+def test_repeats_end_in_time() -> None:
     with pytest.raises(OutcomeUnknown):
-        Repeats(new("a")).after(OutcomeUnknown("lost"))
+        Repeats(new("a"), for_s=0.0005).after(OutcomeUnknown("lost"))
 
 
 def test_a_removal_and_a_requeue_whose_answers_got_lost_are_done(faulty: FaultyStorage) -> None:

@@ -12,6 +12,12 @@ def test_all_is_sorted_and_complete() -> None:
     assert omniq.spark.__all__ == sorted(named)
 
 
+def test_paths_that_are_named_lead_there() -> None:
+    """Whatever folder the code is in. Some of them need pyspark, none starts it."""
+    for module in ("rows", "java", "lake.folder", "lake.bronze", "lake.generator", "lake.models"):
+        assert importlib.util.find_spec(f"omniq.spark.{module}") is not None
+
+
 def test_no_module_has_the_name_of_a_function() -> None:
     assert [name for name in omniq.spark.__all__ if importlib.util.find_spec(f"omniq.spark.{name}")] == []
 

@@ -17,71 +17,56 @@ async def _waiting(waiters: Waiters, **named: Any) -> "asyncio.Task[None]":
     return task
 
 
-def test_a_commit_wakes_those_it_concerns_and_no_others() -> None:
-    async def body() -> None:
-        waiters = Waiters()
-        mail = await _waiting(waiters, queues=["mail"])
-        other = await _waiting(waiters, queues=["other"])
-        ended = await _waiting(waiters, tasks=["a"])
-        anything = await _waiting(waiters)
-        events = await _waiting(waiters, events=True)
-        waiters.notify(queues={"mail"})
-        await asyncio.gather(mail, anything, events)
-        assert not other.done()
-        assert not ended.done()
-        waiters.notify(tasks={"a"})
-        await ended
-        assert not other.done()
-        waiters.notify_all()
-        await other
-        assert not waiters.anyone()
-
-    asyncio.run(body())
+async def test_a_commit_wakes_those_it_concerns_and_no_others() -> None:
+    waiters = Waiters()
+    mail = await _waiting(waiters, queues=["mail"])
+    other = await _waiting(waiters, queues=["other"])
+    ended = await _waiting(waiters, tasks=["a"])
+    anything = await _waiting(waiters)
+    events = await _waiting(waiters, events=True)
+    waiters.notify(queues={"mail"})
+    await asyncio.gather(mail, anything, events)
+    assert not other.done()
+    assert not ended.done()
+    waiters.notify(tasks={"a"})
+    await ended
+    assert not other.done()
+    waiters.notify_all()
+    await other
+    assert not waiters.anyone()
 
 
-def test_a_change_between_looking_and_waiting_is_not_missed() -> None:
-    async def body() -> None:
-        waiters = Waiters()
-        seen = waiters.changes
-        waiters.notify(queues={"other"})
-        await asyncio.wait_for(waiters.wait(queues=["mail"], after=seen), 1)
-
-    asyncio.run(body())
+async def test_a_change_between_looking_and_waiting_is_not_missed() -> None:
+    waiters = Waiters()
+    seen = waiters.changes
+    waiters.notify(queues={"other"})
+    await asyncio.wait_for(waiters.wait(queues=["mail"], after=seen), 1)
 
 
-def test_waiting_ends_when_time_is_up() -> None:
-    async def body() -> None:
-        waiters = Waiters()
-        before = time.monotonic()
-        await waiters.wait(timeout=0.02)
-        assert 0.015 <= time.monotonic() - before < 1
-        await waiters.wait(timeout=0)
-        assert not waiters.anyone()
-
-    asyncio.run(body())
+async def test_waiting_ends_when_time_is_up() -> None:
+    waiters = Waiters()
+    before = time.monotonic()
+    await waiters.wait(timeout=0.02)
+    assert 0.015 <= time.monotonic() - before < 1
+    await waiters.wait(timeout=0)
+    assert not waiters.anyone()
 
 
-def test_a_cancelled_wait_leaves_nothing() -> None:
-    async def body() -> None:
-        waiters = Waiters()
-        task = await _waiting(waiters)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert not waiters.anyone()
-
-    asyncio.run(body())
+async def test_a_cancelled_wait_leaves_nothing() -> None:
+    waiters = Waiters()
+    task = await _waiting(waiters)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not waiters.anyone()
 
 
-def test_another_thread_may_ring() -> None:
-    async def body() -> None:
-        waiters = Waiters()
-        task = await _waiting(waiters, queues=["q"])
-        thread = threading.Thread(target=waiters.notify, args=({"q"},))
-        thread.start()
-        await task
-        thread.join()
-
-    asyncio.run(body())
+async def test_another_thread_may_ring() -> None:
+    waiters = Waiters()
+    task = await _waiting(waiters, queues=["q"])
+    thread = threading.Thread(target=waiters.notify, args=({"q"},))
+    thread.start()
+    await task
+    thread.join()
 
 
 def test_a_waiter_whose_loop_is_gone_disturbs_nobody() -> None:
