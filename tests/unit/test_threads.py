@@ -53,9 +53,14 @@ async def test_stop_iteration_becomes_a_runtime_error() -> None:
 
 async def test_a_thread_that_overstays_is_counted_and_replaced() -> None:
     threads = TaskThreads("t")
-    gate = threading.Event()
-    late = asyncio.create_task(threads.run(lambda: gate.wait(5)))
-    await eventually(lambda: threads._threads == 1)
+    begun, gate = threading.Event(), threading.Event()
+
+    def overstay() -> None:
+        begun.set()
+        gate.wait(5)
+
+    late = asyncio.create_task(threads.run(overstay))
+    await eventually(begun.is_set)
     late.cancel()
     await asyncio.gather(late, return_exceptions=True)
     assert threads.abandoned == 1

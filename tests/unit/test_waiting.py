@@ -5,15 +5,14 @@ import threading
 import time
 from typing import Any
 
-from support.waiting import eventually
-
 from omniq.storage.waiting import Waiters
 
 
 async def _waiting(waiters: Waiters, **named: Any) -> "asyncio.Task[None]":
-    before = len(waiters._waiting)
+    begun = asyncio.Event()
+    waiters.on_waiting = begun.set
     task = asyncio.create_task(waiters.wait(**named, timeout=5))
-    await eventually(lambda: len(waiters._waiting) > before)
+    await asyncio.wait_for(begun.wait(), 5)
     return task
 
 
