@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from omniq import BaseStorage, ConfigError, MemoryStorage, SQLiteStorage
+from omniq import BaseStorage, ConfigError, MemoryStorage, SQLiteStorage, StoreUnavailable
+from omniq.storage import local as local_module
 from omniq.storage.url import mask, sqlite_path
 
 
@@ -66,14 +67,15 @@ def test_a_bad_url_keeps_its_password_for_itself(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_the_query_part_becomes_options() -> None:
-    storage = BaseStorage.from_url("sqlite:///x.db?durability=process&allow_network_fs=true")
-    assert isinstance(storage, SQLiteStorage)
-    assert storage.capabilities.durability == "process"
-    assert storage._allow_network_fs is True
-    refusing = BaseStorage.from_url("sqlite:///x.db?allow_network_fs=false")
+async def test_the_query_part_becomes_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_module, "network_fs", lambda path: "nfs4")
+    async with BaseStorage.from_url(f"sqlite:///{tmp_path}/x.db?durability=process&allow_network_fs=true") as storage:
+        assert isinstance(storage, SQLiteStorage)
+        assert storage.capabilities.durability == "process"
+    refusing = BaseStorage.from_url(f"sqlite:///{tmp_path}/x.db?allow_network_fs=false")
     assert isinstance(refusing, SQLiteStorage)
-    assert refusing._allow_network_fs is False
+    with pytest.raises(StoreUnavailable, match="network file system"):
+        await refusing.open()
 
 
 def test_a_url_given_to_the_constructor_keeps_its_options(tmp_path: Path) -> None:
