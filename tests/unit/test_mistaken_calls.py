@@ -17,6 +17,7 @@ from support import jobs
 import omniq
 from omniq import AsyncOmniQ, ConfigError, Invalid, MemoryStorage, OmniQ, SerializationError, SQLiteStorage
 from omniq.contract import AsyncContractClient, ContractClient
+from omniq.models import new_id
 from omniq.tasks import callee
 
 
@@ -178,23 +179,24 @@ def test_a_text_that_a_call_returned_is_not_taken_for_a_task(oq: OmniQ, name: st
         oq.enqueue(name)
 
 
-def test_a_word_that_no_task_has_here_is_stored_with_one_warning(oq: OmniQ, caplog: pytest.LogCaptureFixture) -> None:
+def _new(name: str) -> str:
+    """A name that nobody in this process has been warned of."""
+    return f"{name}_{new_id()}"
+
+
+async def test_a_word_that_no_task_has_here_is_stored_with_one_warning(oq: OmniQ, caplog: pytest.LogCaptureFixture) -> None:
     """It may be a name that only the workers know, or what a call returned."""
-    omniq.queue._warn_of_text.cache_clear()
-
-    async def from_async_code() -> None:
-        await AsyncOmniQ(MemoryStorage()).enqueue("Charles")
-
-    oq.enqueue("Ada")
-    oq.enqueue("Ada")
-    oq.options(max_retries=1).enqueue("Grace")  # type: ignore[arg-type]
+    ada, grace, mary, charles, alan = (_new(name) for name in ("Ada", "Grace", "Mary", "Charles", "Alan"))
+    oq.enqueue(ada)
+    oq.enqueue(ada)
+    oq.options(max_retries=1).enqueue(grace)  # type: ignore[arg-type]
     with oq.transaction() as tx:
-        tx.enqueue("Mary")
-    asyncio.run(from_async_code())
-    oq.options().enqueue_name("Alan")
+        tx.enqueue(mary)
+    await AsyncOmniQ(MemoryStorage()).enqueue(charles)
+    oq.options().enqueue_name(alan)
     oq.enqueue("support.jobs:add", 1)
     told = [record.getMessage() for record in caplog.records]
-    assert [text.partition(" is ")[0] for text in told] == [f"no task {n!r}" for n in ("Ada", "Grace", "Mary", "Charles")]
+    assert [text.partition(" is ")[0] for text in told] == [f"no task {n!r}" for n in (ada, grace, mary, charles)]
     assert "enqueue(f, …) instead of enqueue(f(…))" in told[0]
 
 
@@ -230,28 +232,26 @@ def test_a_backoff_that_is_no_text_is_named(oq: OmniQ, backoff: Any) -> None:
 
 @pytest.fixture
 def defined_at_a_prompt(monkeypatch: pytest.MonkeyPatch) -> Any:
-    main = ModuleType("__main__")
-    exec("def hello(): return 'hello'", vars(main))  # noqa: S102 - as a notebook does
+    main, name = ModuleType("__main__"), _new("hello")
+    exec(f"def {name}(): return 'hello'", vars(main))  # noqa: S102 - as a notebook does
     monkeypatch.setitem(sys.modules, "__main__", main)
-    return main.hello
+    return getattr(main, name)
 
 
 def test_a_function_of_a_prompt_or_notebook_is_stored_with_one_warning(
     defined_at_a_prompt: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    omniq.queue._warn_of_main.cache_clear()
     with caplog.at_level(logging.WARNING, "omniq"), OmniQ(SQLiteStorage(tmp_path / "q.db")) as oq:
         ids = [oq.enqueue(defined_at_a_prompt), oq.options(max_retries=0).enqueue(defined_at_a_prompt)]
         with oq.worker():
             assert [oq.get_result(id, wait=True, timeout=10).result for id in ids] == ["hello", "hello"]
     told = [record.getMessage() for record in caplog.records if "only a worker in this process" in record.getMessage()]
     assert len(told) == 1
-    assert "__main__:hello" in told[0]
+    assert f"__main__:{defined_at_a_prompt.__name__}" in told[0]
 
 
 def test_a_store_of_this_process_needs_no_warning(
     oq: OmniQ, defined_at_a_prompt: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    omniq.queue._warn_of_main.cache_clear()
     oq.enqueue(defined_at_a_prompt)
     assert caplog.records == []

