@@ -7,7 +7,7 @@ import pytest
 from support import jobs
 from support.waiting import eventually
 
-from omniq import AsyncOmniQ, Settings, TaskStatus
+from omniq import AsyncOmniQ, Middleware, Settings, TaskContext, TaskStatus
 
 SHORT_LEASE = 0.15  # so that a heartbeat comes every 50 ms
 
@@ -55,14 +55,20 @@ async def test_a_running_async_task_is_interrupted_within_a_heartbeat(oq: AsyncO
 
 
 async def test_a_running_sync_task_is_asked_and_is_cancelled_when_it_returns(oq: AsyncOmniQ, key: str) -> None:
-    async with await oq.worker() as pool:
+    running: list[TaskContext] = []
+
+    class Looks(Middleware):
+        async def before(self, task: TaskContext) -> None:
+            running.append(task)
+
+    async with await oq.worker(middleware=[Looks()]):
         task_id = await oq.enqueue(jobs.wait_for_gate, key)
         await eventually(lambda: jobs.runs[key])
         assert await oq.cancel(task_id)
         task = await oq.get_task(task_id)
         assert task.status is TaskStatus.RUNNING
         assert task.cancel_requested
-        await eventually(lambda: next(iter(pool._runner.running.values())).context.cancelled)  # a heartbeat has told the worker
+        await eventually(lambda: running[0].cancelled)  # a heartbeat has told the worker
         jobs.gates[key].set()
         result = await oq.get_result(task_id, wait=True, timeout=5)
     assert result.status is TaskStatus.CANCELLED

@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import logging
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -386,6 +387,10 @@ async def test_an_async_task_that_ignores_its_interruption_is_a_timeout_all_the_
     assert result.error.type == "TimeoutError"
 
 
+def task_threads(pool: AsyncWorkerPool) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(f"omniq-task-{pool.worker_id}-")]
+
+
 async def test_a_timed_out_sync_task_frees_its_slot(oq: AsyncOmniQ, key: str, caplog: pytest.LogCaptureFixture) -> None:
     pool = await oq.worker(concurrency=1)
     async with pool:
@@ -394,13 +399,13 @@ async def test_a_timed_out_sync_task_frees_its_slot(oq: AsyncOmniQ, key: str, ca
         with caplog.at_level(logging.WARNING, logger="omniq"):
             assert (await ended(oq, late)).error.type == "TimeoutError"
         assert (await ended(oq, next_one)).result == 3
-        assert pool._runner._threads.abandoned == 1
+        assert len(task_threads(pool)) == 2, "the one that is left behind, and the one in its place"
         said = [r for r in caplog.records if "left to finish" in r.getMessage()]
         assert len(said) == 1
         assert "support.jobs:wait_for_gate" in said[0].getMessage()
         assert said[0].task_id == late
         jobs.gates[key].set()
-        await eventually(lambda: pool._runner._threads.abandoned == 0)
+        await eventually(lambda: len(task_threads(pool)) == 1)
     assert (await oq.get_result(late)).status is TaskStatus.FAILED
 
 
