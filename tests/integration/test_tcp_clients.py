@@ -30,7 +30,8 @@ from omniq.errors import (
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("clients")
-    started = ServerProcess("memory://", folder, ["--heartbeat", "1s", "--backoff", "fixed:base=20,jitter=0"]).ready()
+    options = ["--heartbeat", "1s", "--backoff", "fixed:base=20,jitter=0", "--metrics-port", "0"]
+    started = ServerProcess("memory://", folder, options).ready()
     yield started
     started.end()
 
@@ -53,11 +54,11 @@ def test_push_fetch_and_ack(client: Client) -> None:
     client.ping()
 
 
-def test_falsy_payloads_arrive_and_an_absent_one_is_absent(client: Client) -> None:
+def test_falsy_payloads_arrive_and_an_absent_one_is_absent(server: ServerProcess, client: Client) -> None:
     for payload in (0, False, "", [], {}, None):
         client.push("x", payload, queue="falsy")
     client.push("x", queue="falsy")
-    with Peer(client._socket.getpeername()) as bare:
+    with Peer(server.address) as bare:
         replies = [bare.ask('FETCH {"queues":["falsy"]}') for _ in range(7)]
     assert [r.partition('"name":"x"')[2] for r in replies] == [
         ',"payload":0}',
@@ -161,24 +162,34 @@ def test_threads_share_a_client(client: Client) -> None:
     assert [q.ready for q in client.info() if q.name == "shared"] == [200]
 
 
+def missed_heartbeats(server: ServerProcess) -> float:
+    return server.metric("omniq_server_missed_heartbeats_total")
+
+
+def has_no_clients(server: ServerProcess) -> bool:
+    return server.metric("masenko_clients_total") == 0
+
+
 def test_a_client_that_was_silent_too_long_connects_again(server: ServerProcess) -> None:
+    before = missed_heartbeats(server)
     with Client(*server.address, heartbeat=60) as client:
         for _ in range(2):
             client.ping()
-            assert client._socket.recv(100, socket.MSG_PEEK) == b'ERR {"msg":"no heartbeat"}\n'
+            wait_for(lambda: has_no_clients(server))
             assert isinstance(client.info(), list)
-        assert client._socket.recv(100, socket.MSG_PEEK)
-        with pytest.raises(ConnectionLost):
+        wait_for(lambda: has_no_clients(server))
+        assert missed_heartbeats(server) - before == 3
+        with pytest.raises(ConnectionLost, match="the server heard nothing for longer than its heartbeat"):
             client.push("x", queue="silent")
         assert client.push("x", queue="silent")
 
 
 async def test_an_async_client_that_was_silent_too_long_connects_again(server: ServerProcess) -> None:
+    before = missed_heartbeats(server)
     async with AsyncClient(*server.address, heartbeat=60) as client:
         await client.ping()
-        assert client._streams is not None
-        reader, _ = client._streams
-        await eventually(lambda: reader._eof)  # type: ignore[attr-defined]
+        await eventually(lambda: has_no_clients(server))
+        assert missed_heartbeats(server) - before == 1
         assert isinstance(await client.info(), list)
 
 
@@ -324,8 +335,7 @@ async def test_tasks_share_an_async_client(server: ServerProcess) -> None:
 async def test_a_cancelled_fetch_takes_no_task(server: ServerProcess) -> None:
     async with AsyncClient(*server.address) as client, AsyncClient(*server.address) as other:
         fetching = asyncio.ensure_future(client.fetch(["cancelled"], timeout=0.9))
-        await eventually(lambda: client._lock.locked())
-        await asyncio.sleep(0.05)
+        await eventually(lambda: server.metric("omniq_server_waiting_fetches") == 1)
         fetching.cancel()
         await asyncio.gather(fetching, return_exceptions=True)
         number = await other.push("x", queue="cancelled", retry=0)
