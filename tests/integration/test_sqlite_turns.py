@@ -1,6 +1,7 @@
 """Leases and ends that SQLite writes for many tasks at once are the same as those of one task."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -141,10 +142,17 @@ async def test_tasks_change_again_in_the_commit_that_leased_or_ended_them(storag
 async def test_a_check_beside_a_lease_in_one_commit_finds_nothing_wrong(storage: SQLiteStorage) -> None:
     async with storage:
         await done(storage, *(pushed(str(n)) for n in range(5)))
-        writer = cast(Any, storage)._writer
-        writer.section.acquire()  # whatever is asked meanwhile shares the commit after the first
-        asyncio.get_running_loop().call_later(0.05, writer.section.release)
-        first, lease, check = storage.allocate_ids(1), storage.apply([(reserve(3),)]), storage.check(repair=True)
-        found = await asyncio.gather(first, lease, check)
-        assert found[2] == []
+        inside, gate = threading.Event(), threading.Event()
+
+        def stopped() -> int:
+            inside.set()
+            gate.wait(10)
+            return NOW
+
+        storage.clock = stopped  # read in the middle of a commit: whatever is asked meanwhile shares the one after it
+        first = asyncio.ensure_future(storage.promote("q"))
+        await asyncio.to_thread(inside.wait, 10)
+        asyncio.get_running_loop().call_later(0.05, gate.set)
+        found = await asyncio.gather(storage.apply([(reserve(3),)]), storage.check(repair=True), first)
+        assert found[1] == []
         assert await storage.check() == []

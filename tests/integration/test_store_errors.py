@@ -17,7 +17,9 @@ from omniq.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from omniq.models import new_token
 from omniq.operations import Enqueue, Reserve
 from omniq.storage.bell import Bell
+from omniq.storage.file import writer as file_writer
 from omniq.storage.sending import Sending, Unsendable
+from omniq.storage.sqlite import writer as sqlite_writer
 from omniq.testing import FaultyStorage
 
 
@@ -155,13 +157,14 @@ async def test_a_paused_queue_with_overdue_tasks_lets_its_worker_sleep(storage: 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no file that is always full")
 @pytest.mark.parametrize("kind", [SQLiteStorage, FileStorage])
 async def test_calls_that_wake_nobody_have_happened_once_all_the_same(
-    tmp_path: Path, kind: type[SQLiteStorage] | type[FileStorage]
+    tmp_path: Path,
+    kind: type[SQLiteStorage] | type[FileStorage],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    for writer in (sqlite_writer, file_writer):
+        monkeypatch.setattr(writer, "Bell", lambda path: Bell(Path("/dev/full")))
     async with kind(tmp_path / "q", durability="process") as storage:
-        writer = storage._writing()
-        assert writer.bell is not None
-        writer.bell.close()
-        writer.bell = Bell(Path("/dev/full"))
         await storage.apply([(Enqueue(id="first", name="job"),)])
         tokens = [new_token() for _ in range(3)]
         answers = await asyncio.gather(
@@ -172,6 +175,7 @@ async def test_calls_that_wake_nobody_have_happened_once_all_the_same(
         assert granted == [["first"], [], []]
         assert [answer[0][0].existed for answer in answers[3:]] == [False, False]
         assert [(c.running, c.ready) for c in await storage.counts()] == [(1, 2)]
+    assert "other processes could not be woken" in caplog.text
 
 
 async def test_a_value_that_sqlite_cannot_take_is_not_a_store_that_is_away(tmp_path: Path) -> None:
