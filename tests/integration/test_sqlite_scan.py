@@ -1,5 +1,8 @@
 """A scan in SQL gives what a scan of records gives, on every column and condition."""
 
+import contextlib
+import re
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,17 +132,27 @@ async def test_conditions_add_up_also_where_an_index_helps(tmp_path: Path, monke
             (Condition("error_type", "not null"), Condition("error", "=", "no\0thing")),
         ):
             for few in (1, 8):
-                monkeypatch.setattr(sqlite_scan, "_FEW", few)
+                monkeypatch.setattr(sqlite_scan, "FEW", few)
                 assert await compare(store, "tasks", ["id", "error"], where, 2) > 0, where
 
 
-async def test_few_tasks_are_found_by_an_index(tmp_path: Path) -> None:
+FEW = (Condition("status", "=", "FAILED"), Condition("status", "=", "RUNNING"), Condition("id", "in", ("t-01", "t-03")))
+
+
+@pytest.mark.parametrize("condition", FEW, ids=lambda condition: str(condition.value))
+async def test_few_tasks_are_found_by_an_index(tmp_path: Path, condition: Condition) -> None:
     async with await filled(tmp_path / "a.db") as store:
-        for text in (*dict(sqlite_scan._BY_STATUS.values()), "id IN (SELECT value FROM json_each('[]'))"):
-            sql = f"EXPLAIN QUERY PLAN SELECT seq FROM tasks WHERE {text} AND {sqlite_scan._NEAR}"
-            steps = [row[3] for row in await store._fetch(sql, (0, 9))]
-            assert any("USING" in step and "INDEX" in step for step in steps), steps
-            assert not any(step == "SCAN tasks" for step in steps), steps
+        (part,) = await store.ranges("tasks", 1)
+    asked: list[str] = []
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as connection:
+        connection.set_trace_callback(asked.append)
+        (batch,) = sqlite_scan.scan_blocking(connection, part, ["id"], (condition,), 100)
+        connection.set_trace_callback(None)
+        assert 0 < len(batch["id"]) < 10
+        plans = [connection.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall() for sql in asked if "FROM tasks" in sql]
+    (numbers,), (rows_by_number,) = [[step for *_, step in plan if " tasks" in step] for plan in plans]
+    assert re.search(r" USING (COVERING )?INDEX ", numbers)
+    assert " USING INTEGER PRIMARY KEY " in rows_by_number
 
 
 async def test_events_that_are_gone_are_not_passed_over(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ Row = tuple[Any, ...]
 Fetch = Callable[[str, Sequence[Any]], Awaitable[list[Row]]]
 
 WINDOW = 100  # how many times as many numbers a statement may pass over as it may return rows
+FEW = 8  # one in so many: beyond that, reading on is quicker than looking up by an index
 
 _CALL = """CAST(CASE WHEN args IS NULL OR kwargs IS NULL THEN payload
  ELSE '{"args":' || args || ',"kwargs":' || kwargs || '}' END AS BLOB)"""
@@ -90,7 +91,6 @@ _IN_PYTHON: dict[str, Callable[[TaskError], str]] = {
 _BY_STATUS = {"FAILED": ("state = 6 AND status = 'FAILED'", "dead"), "RUNNING": ("state = 4", "running")}
 _NEAR = "+seq > ? AND +seq <= ?"
 _FIRST_EVENT = "SELECT coalesce((SELECT min(seq) FROM events), next_event) FROM store"
-_FEW = 8  # one in so many: beyond that, reading on is quicker than looking up
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -226,7 +226,7 @@ def _numbers(range: Range, where: Sequence[Condition]) -> Generator[Ask, list[Ro
         elif condition.column == "status" and condition.test == "=" and condition.value in _BY_STATUS:
             text, counter = _BY_STATUS[condition.value]
             ((there,),) = (yield Ask(f"SELECT coalesce(sum({counter}), 0) FROM queues")) or []
-            few = (text, ()) if there * _FEW < range.upto - range.after else None
+            few = (text, ()) if there * FEW < range.upto - range.after else None
         if few is not None:
             found = yield Ask(f"SELECT seq FROM tasks WHERE {few[0]} AND {_NEAR}", (*few[1], range.after, range.upto))
             return sorted(row[0] for row in found or [])
