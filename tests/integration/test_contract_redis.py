@@ -341,12 +341,11 @@ def test_the_clock_of_a_client_decides_nothing(client: ContractClient, monkeypat
     assert isinstance(job, Job)
     server_ms = client.now_ms()
     true_time = time.time_ns
-    monkeypatch.setattr("omniq.models._last_ms", 0)  # set back at the end: ids of later tests shall be of their own time
     monkeypatch.setattr("time.time_ns", lambda: true_time() + 3_600_000_000_000)
     assert client.now_ms() > server_ms + 3_000_000
     assert client.reap_expired("q") == 0
     assert client.heartbeat("q", job.job_id, job.lease_token) < server_ms + 120_000
-    client.publish("q", {}, due_ms=server_ms + 1_800_000)
+    client.publish("q", {}, due_ms=server_ms + 1_800_000, job_id="later")  # an id made now would be of the wrong time
     assert client.promote_delayed("q") == 0
     assert client.reserve("q") is None
     kind, due_ms = client.ack_fail("q", job.job_id, job.lease_token)

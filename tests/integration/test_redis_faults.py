@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.proxy import Proxy
@@ -97,23 +96,16 @@ def test_a_run_whose_answers_get_lost_is_staged_and_committed_once(proxy: Proxy,
     assert asyncio.run(ready()) == 2000
 
 
-async def test_a_script_that_is_forgotten_while_calls_fly_leaves_the_outcome_open(server: Server, url: str) -> None:
+async def test_a_script_that_is_forgotten_while_calls_fly_leaves_the_outcome_open(server: Server, proxy: Proxy) -> None:
     rows = [Enqueue(id=f"t{n}", name="job") for n in range(1500)]
     stages = [(Stage(queue="default", run_id="r", tasks=tuple(rows[at : at + 500])),) for at in range(0, 1500, 500)]
-    async with RedisStorage(url) as storage:
+    async with RedisStorage(proxy.url) as storage:
         await storage.apply([(OpenRun(queue="default", run_id="r"),)])
-        packed, call = storage._calls.encode, storage._calls.encode([], None, False)
-
-        def forgetting(*arguments: Any) -> bytes:
-            with server.client() as client:
-                client.script_flush()
-            return packed(*arguments)
-
-        storage._client.script_blocking("{default}:meta", call)
-        storage._calls.encode = forgetting  # type: ignore[method-assign]
-        with pytest.raises(OutcomeUnknown):
-            await asyncio.to_thread(storage.apply_blocking, stages)
-        storage._calls.encode = packed  # type: ignore[method-assign]
+        with server.client() as client:
+            proxy.before_request = client.script_flush
+            with pytest.raises(OutcomeUnknown, match="No matching script"):
+                await asyncio.to_thread(storage.apply_blocking, stages)
+            proxy.before_request = lambda: None
         answers = await asyncio.to_thread(storage.apply_blocking, stages, repeat=True)
         assert sum(answer[0].new + answer[0].there for answer in answers if isinstance(answer, list)) == 1500  # type: ignore[attr-defined]
         assert (await storage.counts())[0].staged == 1500

@@ -4,15 +4,20 @@ import contextlib
 import selectors
 import socket
 import threading
+from collections.abc import Callable
 
 
 class Proxy:
-    """Forwards to a port. `drop` breaks every connection, `swallow_reply` the next one after its request went through."""
+    """Forwards to a port. `drop` breaks every connection, `swallow_reply` the next one after its request went through.
+
+    `before_request` is called before anything that a client sent goes on, or a part of it.
+    """
 
     def __init__(self, target: int) -> None:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
+        self.before_request: Callable[[], object] = lambda: None
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._servers: set[socket.socket] = set()
         self._swallow = self._stay_away = self._away = False
@@ -93,6 +98,8 @@ class Proxy:
                     else:
                         self._swallow, data = False, b""
                         self._away = self._stay_away
+                if data and end not in self._servers:
+                    self.before_request()
                 if data:
                     other.sendall(data)
                     return
