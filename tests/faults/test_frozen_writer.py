@@ -12,8 +12,8 @@ import fault_jobs
 import pytest
 from fault_processes import Fleet, Process, on_each_store, until
 
-from omniq import BaseStorage, FileStorage, OmniQ, SQLiteStorage, StoreUnavailable
-from omniq.models import new_id
+from omniq import BaseStorage, OmniQ, StoreUnavailable
+from omniq.models import new_id, now_us
 from omniq.operations import Enqueue
 from omniq.storage.locks import LOOK_S, STOPPED_S, holder, is_stopped
 
@@ -29,15 +29,15 @@ def frozen_writer(fleet: Fleet) -> Process:
 
 
 def stop_in_a_transaction(url: str) -> None:
-    def stop(section: object) -> None:
+    def stop() -> int:
         print("stopping", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
         threading.Event().wait(0.5)  # the signal may reach this thread last
+        return now_us()
 
     async def main() -> None:
-        async with BaseStorage.from_url(url) as storage:
-            assert isinstance(storage, SQLiteStorage | FileStorage)
-            await storage._do(stop)
+        async with BaseStorage.from_url(url, clock=stop) as storage:
+            await storage.promote("default")  # asks for the time in its transaction, and finds nothing to do
 
     asyncio.run(main())
 

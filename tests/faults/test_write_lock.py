@@ -13,7 +13,7 @@ import fault_jobs
 import pytest
 from fault_processes import Fleet, on_each_store, until
 
-from omniq import BaseStorage, FileStorage, OmniQ, SQLiteStorage
+from omniq import BaseStorage, OmniQ
 from omniq.models import new_token
 from omniq.operations import Enqueue, Reserve, Reserved
 
@@ -125,12 +125,12 @@ def test_a_writer_killed_in_its_transaction_leaves_the_lock_to_others_though_its
 
 
 def fork_and_die_in_a_transaction(url: str) -> None:
-    def die(section: object) -> None:
+    def die() -> int:
         os.kill(os.getpid(), signal.SIGKILL)
+        return 0
 
     async def main() -> None:
-        storage = BaseStorage.from_url(url)
-        assert isinstance(storage, SQLiteStorage | FileStorage)
+        storage = BaseStorage.from_url(url, clock=die)
         await storage.open()
         child = os.fork()
         if child == 0:
@@ -138,7 +138,7 @@ def fork_and_die_in_a_transaction(url: str) -> None:
             while True:
                 signal.pause()
         print(child, flush=True)
-        await storage._do(die)
+        await storage.promote("default")  # asks for the time in its transaction
 
     asyncio.run(main())
 
