@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from support.inside import InsideStorage
 
 from omniq.models import State
 from omniq.operations import Ack, Enqueue, Filter, Reserve, Reserved
@@ -31,7 +32,7 @@ TABLES = ("queue/pending", "queue/running", "queue/failed", "queue/keys", "resul
 Dump = dict[str, Any]
 
 
-async def dump(storage: FileStorage) -> Dump:
+async def dump(storage: InsideStorage) -> Dump:
     """Everything that a store can tell, comparable. Numbers of files are left out: a failed commit may use one up."""
     tasks = (await storage.find(Filter(states=tuple(State)), limit=10_000, newest_first=False)).tasks
     (shard,) = await storage.event_shards()
@@ -44,7 +45,7 @@ async def dump(storage: FileStorage) -> Dump:
         "counts": msgspec.to_builtins(await storage.counts()),
         "fed": await storage.queues(fed=True),
         "workers": msgspec.to_builtins(await storage.workers()),
-        "rows": await storage._do(_rows),
+        "rows": await storage.inside(_rows),
     }
 
 

@@ -18,6 +18,7 @@ from fault_processes import until
 from file_scenes import BRIEF, SCENES, TOKEN, Scene, clock, do, furnish, job
 from file_truth import Dump, check_folder, check_works, difference, dump
 from support.faulty_files import FaultyFiles, How, LayeredStorage, LossyFiles, Stopped
+from support.inside import InsideStorage
 
 from omniq.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from omniq.operations import Ack, Enqueue, Filter, Operation, Reserve, Reserved
@@ -64,7 +65,7 @@ def copied(store: Path, room: Path) -> Path:
 
 async def told(path: Path) -> Dump:
     """What a new process learns from a folder, which must be what can be read in it; and it goes on from there."""
-    async with FileStorage(path, clock=clock(), durability="process") as storage:
+    async with InsideStorage(path, clock=clock(), durability="process") as storage:
         found = await dump(storage)
         check_folder(path, found)
         assert await storage.check() == []
@@ -112,7 +113,7 @@ async def stop_everywhere(store: Path, scene: Scene, room: Path, live: bool) -> 
     tried = 0
     for at, torn in _points(kinds):
         path = copied(store, room)
-        neighbour = FileStorage(path, clock=clock(), durability="process")
+        neighbour = InsideStorage(path, clock=clock(), durability="process")
         if live:
             await neighbour.open()
         storage = LayeredStorage(path, clock=clock())
@@ -128,7 +129,7 @@ async def stop_everywhere(store: Path, scene: Scene, room: Path, live: bool) -> 
             await check_works(neighbour)
             found = await dump(neighbour)
             await neighbour.close()
-            async with FileStorage(path, clock=clock(), durability="process") as third:
+            async with InsideStorage(path, clock=clock(), durability="process") as third:
                 assert difference(await dump(third), found) == [], where
         else:
             one_of(await told(path), before, after, raised, where, strict=False)
@@ -367,7 +368,7 @@ async def together(storage: LayeredStorage, calls: list[Awaitable[Any]], at: int
         gate.wait(10)
         storage.files.arm(at + 1, "fail", errno.EIO)  # one more call ends this commit
 
-    blocked = asyncio.ensure_future(storage._do(block))
+    blocked = asyncio.ensure_future(storage.inside(block))
     await asyncio.to_thread(inside.wait, 10)
     sent = [asyncio.ensure_future(call) for call in calls]
     await asyncio.sleep(0)  # all of them are with the writer now
@@ -437,7 +438,7 @@ def _refuse(*_: object) -> None:
 
 
 async def _plain(path: Path) -> Dump:
-    async with FileStorage(path, clock=clock(), durability="process") as storage:
+    async with InsideStorage(path, clock=clock(), durability="process") as storage:
         return await dump(storage)
 
 
@@ -536,7 +537,7 @@ async def test_the_way_to_a_new_store_is_on_the_disk_as_well(room: Path, monkeyp
 async def both_agree(store: Path, room: Path, names: Iterable[str], alternate: bool) -> None:
     """Two storages on one folder; what one of them does, the other learns, and so does whoever comes later."""
     path = copied(store, room)
-    pair = [FileStorage(path, clock=clock(), durability="process") for _ in range(2)]
+    pair = [InsideStorage(path, clock=clock(), durability="process") for _ in range(2)]
     await pair[1].open()
     for n, name in enumerate(names):
         await SCENES[name](pair[n % 2 if alternate else 0])
@@ -546,7 +547,7 @@ async def both_agree(store: Path, room: Path, names: Iterable[str], alternate: b
     for n, storage in enumerate(pair):
         await check_works(storage, f"works-{n}")
         await storage.close()
-    async with FileStorage(path, clock=clock(), durability="process") as third:
+    async with InsideStorage(path, clock=clock(), durability="process") as third:
         seen = await dump(third)
         assert {k: v for k, v in seen["tasks"].items() if not k.startswith("works")} == found[0]["tasks"]
         check_folder(path, seen)
@@ -589,7 +590,7 @@ def work_until_killed(path: Path, answered: int, name: str) -> None:
 
 def kill_one_of_two(path: Path, notes: Path, rounds: int, dice: random.Random) -> None:
     """Kill child after child in the middle of its work; a storage that lives all the time goes on each time."""
-    storage = FileStorage(path, clock=clock(), durability="process")
+    storage = InsideStorage(path, clock=clock(), durability="process")
     enqueued: set[str] = set()
     acked: set[str] = set()
 

@@ -1,7 +1,6 @@
 """Files of a store that were cut, flipped, planted or made unwritable: what was not touched stays, and the store goes on."""
 
 import asyncio
-import errno
 import itertools
 import json
 import os
@@ -16,16 +15,16 @@ from typing import Any
 import pytest
 from file_scenes import START_US, TOKEN, clock, do, job
 from file_truth import TABLES, Dump, check_folder, check_works, difference, dump, read_lines, reports
+from support.faulty_files import LayeredStorage
+from support.inside import InsideStorage
 
-from omniq.errors import Invalid, StoreForeign, StoreFull, StoreTooNew, StoreUnavailable
+from omniq.errors import Invalid, OutcomeUnknown, StoreForeign, StoreFull, StoreTooNew, StoreUnavailable
 from omniq.models import State, TaskError
 from omniq.operations import AbortRun, Ack, CommitRun, Enqueue, Fail, OpenRun, Progress, Reserve, Retention, Stage
 from omniq.storage.file import FileStorage
 from omniq.storage.file import folder as file_folder
 from omniq.storage.file.folder import sealed_file
-from omniq.storage.file.folder_ledger import check_lines
 from omniq.storage.file.opening import FOLDERS
-from omniq.storage.file.writer import FileSection
 from omniq.testing import FakeClock
 
 POINTS = 24  # places in each file that the quick tests damage
@@ -72,8 +71,8 @@ def copied(store: Path, room: Path) -> Path:
     return path
 
 
-def opened(path: Path) -> FileStorage:
-    return FileStorage(path, clock=clock(), durability="process")
+def opened(path: Path) -> InsideStorage:
+    return InsideStorage(path, clock=clock(), durability="process")
 
 
 async def told(path: Path) -> Dump:
@@ -345,20 +344,25 @@ async def test_a_log_that_is_repaired_in_a_call_that_fails_can_be_repaired_again
         file = file_of(path, "events")
         file.write_bytes(file.read_bytes().replace(b'"t-%d"' % number, b'"T-%d"' % number, 1))
 
-    path = room / "store"
-    async with opened(path) as storage:
-        await do(storage, *(job(f"t-{n}") for n in range(4)))
-        spoil(path, 0)
-
-        def repair_and_fail(section: FileSection) -> None:
-            check_lines(section.folder, repair=True)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-        with pytest.raises(StoreUnavailable):
-            await storage._do(repair_and_fail)
-        spoil(path, 1)
-        await storage.check(repair=True)
-        assert [event.seq for event in await storage.events()] == [3, 4]
+    failed_after_repair = 0
+    for at in itertools.count(1):
+        path = room / f"{at}"
+        async with LayeredStorage(path, clock=clock(), durability="process") as storage:
+            await do(storage, *(job(f"t-{n}") for n in range(4)))
+            spoil(path, 0)
+            storage.files.arm(at, "fail")
+            try:
+                await storage.check(repair=True)
+            except (StoreUnavailable, OutcomeUnknown):
+                failed_after_repair += b'"T-0"' not in file_of(path, "events").read_bytes()
+            calls = len(storage.files.kinds)
+            storage.files.disarm()
+            spoil(path, 1)
+            await storage.check(repair=True)
+            assert [event.seq for event in await storage.events()] == [3, 4], f"failed at call {at}"
+        if calls < at:
+            break
+    assert failed_after_repair > 0
 
 
 # -- foreign things ------------------------------------------------------------------------------------
@@ -640,7 +644,7 @@ async def test_a_sign_of_life_that_cannot_be_left_is_told_in_the_words_of_the_st
 
 async def fill_up(path: Path, make_room: Callable[[], object]) -> None:
     """Enqueue until nothing more fits; what was answered is there, and after `make_room` it goes on."""
-    async with FileStorage(path, clock=clock()) as storage:
+    async with InsideStorage(path, clock=clock()) as storage:
         taken: list[str] = []
         for n in itertools.count():
             try:

@@ -15,6 +15,7 @@ import pytest
 from file_scenes import HOUR, SECOND, clock, job
 from file_truth import Dump, check_folder, difference, dump
 from support.faulty_files import FaultyFiles, LayeredStorage, Stopped
+from support.inside import InsideStorage
 
 from omniq.errors import StoreError
 from omniq.models import Blocker, State, TaskError
@@ -182,7 +183,7 @@ async def after_it(path: Path, room: Path, call: Any) -> Dump:
     """What the call makes of the store when nothing goes wrong."""
     copy = room / f"{next(_numbers)}"
     shutil.copytree(path, copy)
-    async with FileStorage(copy, clock=clock(), durability="process") as storage:
+    async with InsideStorage(copy, clock=clock(), durability="process") as storage:
         await call(storage)
         found = await dump(storage)
     shutil.rmtree(copy)
@@ -223,7 +224,7 @@ async def live(room: Path, steps: int, dice: random.Random) -> None:
             check_folder(path, found)
         for storage in pair:
             assert difference(await dump(storage), found) == []
-        async with FileStorage(path, clock=clock(), durability="process") as storage:
+        async with InsideStorage(path, clock=clock(), durability="process") as storage:
             assert difference(await dump(storage), found) == []
             assert await storage.check() == []
     finally:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from omniq.storage.file import FileStorage
 from omniq.storage.file.disk import Files, Kind
+from support.inside import InsideStorage
 
 How = Literal["fail", "stop"]
 
@@ -261,7 +261,7 @@ def _carry_out(entries: dict[str, _Content | None], changes: list[tuple[str, str
             entries[new] = content
 
 
-class LayeredStorage(FileStorage):
+class LayeredStorage(InsideStorage):
     """A file store on a layer of the test's choice; `files` is that layer once the store was opened."""
 
     def __init__(self, base_dir: Path, layer: Callable[[Files], FaultyFiles] = FaultyFiles, **options: Any) -> None:
