@@ -9,12 +9,16 @@ from pathlib import Path
 import fault_jobs
 import pytest
 from fault_processes import Fleet, on_each_store, until
+from support.faulty_files import FaultyFiles, LayeredStorage, Stopped
+from support.inside import InsideStorage
 
 from omniq import FileStorage, OmniQ
 from omniq.models import State, new_token
 from omniq.operations import Ack, Enqueue, Reserve, Reserved, Retention
 from omniq.storage.file import folder as file_folder
-from omniq.storage.file.writer import FileSection
+from omniq.storage.file import writer as file_writer
+from omniq.storage.file.folder import Folder
+from omniq.storage.file.opening import load
 from omniq.testing import FakeClock
 
 on_files = pytest.mark.parametrize("fleet", ["file"], indirect=True)
@@ -57,15 +61,19 @@ async def test_one_who_lags_behind_more_journals_than_are_kept_learns_everything
 async def test_two_who_write_in_turn_follow_each_other_from_journal_to_journal_without_learning_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loads: list[Folder] = []
+
+    def noted(folder: Folder) -> None:
+        loads.append(folder)
+        load(folder)
+
     monkeypatch.setattr(file_folder, "JOURNAL_BYTES", 8 << 10)
+    monkeypatch.setattr(file_writer, "load", noted)
     async with FileStorage(tmp_path, durability="process") as one, FileStorage(tmp_path, durability="process") as two:
         await one.apply(new(1))
         await two.apply(new(1, 1))
-        loads: list[object] = []
-        for storage in (one, two):
-            folder = storage._writing()._folder
-            assert folder is not None
-            monkeypatch.setattr(folder, "_load", loads.append)
+        assert len(loads) == 2
+        loads.clear()
         for n in range(1, 50):
             await one.apply(new(2, n * 4))
             await two.apply(new(2, n * 4 + 2))
@@ -90,14 +98,8 @@ async def test_one_who_only_enqueues_remembers_nothing_of_what_others_have_run(t
             ),
         )
 
-    def remembered(section: FileSection) -> int:
-        index = section.index
-        lineups = [*index._ready.values(), *index._scheduled.values()]
-        heaps = [index._expiring, index._expiring_keys, *index._open.values(), *index._leases.values()]
-        return sum(len(lineup._line) + len(lineup._heap) for lineup in lineups) + sum(map(len, heaps))
-
     async with (
-        FileStorage(tmp_path, clock=clock, durability="process") as producer,
+        InsideStorage(tmp_path, clock=clock, durability="process") as producer,
         FileStorage(tmp_path, clock=clock, durability="process") as worker,
     ):
         most: list[int] = []
@@ -113,15 +115,24 @@ async def test_one_who_only_enqueues_remembers_nothing_of_what_others_have_run(t
             clock.advance(1)
             while await worker.purge(Retention()):
                 pass
-            most.append(await producer._do(remembered))
+            most.append(await producer.inside(lambda section: section.index.remembered))
         assert most[-1] <= most[2], most
 
 
+class Condemned(FaultyFiles):
+    """Of a process that is killed right after the record of a commit, once it is condemned."""
+
+    condemned = False
+
+    def write(self, path: str, offset: int, data: bytes) -> None:
+        super().write(path, offset, data)
+        if self.condemned and path.startswith("journal/"):
+            self.arm(1, "stop")
+
+
 @pytest.mark.parametrize("lag", [0, 3])
-async def test_one_who_lags_behind_finishes_what_a_dead_process_had_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
-) -> None:
-    async with FileStorage(tmp_path) as late, FileStorage(tmp_path) as dying:
+async def test_one_who_lags_behind_finishes_what_a_dead_process_had_begun(tmp_path: Path, lag: int) -> None:
+    async with FileStorage(tmp_path) as late, LayeredStorage(tmp_path, Condemned) as dying:
         token = new_token()
         await dying.apply(new(1))
         (answer,) = await dying.apply([(Reserve(queues=("default",), token=token, worker="w"),)])
@@ -130,10 +141,11 @@ async def test_one_who_lags_behind_finishes_what_a_dead_process_had_begun(
         await late.counts()
         for n in range(lag):
             await dying.apply(new(1, n + 1))
-        folder = dying._writing()._folder
-        assert folder is not None
-        monkeypatch.setattr(folder, "_finish", lambda head: None)  # as if it were killed right after its record
-        await dying.apply([(Ack(queue="default", id="t0", token=token, result=b"1"),)])
+        assert isinstance(dying.files, Condemned)
+        dying.files.condemned = True
+        with pytest.raises(Stopped):
+            await dying.apply([(Ack(queue="default", id="t0", token=token, result=b"1"),)])
+        await dying.close()
         task = await late.get("t0")
         assert task is not None
         assert task.state is State.DONE

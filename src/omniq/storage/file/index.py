@@ -80,6 +80,11 @@ class Lineup:
         self._heap: list[tuple[bool, int, int, int, Entry]] = []
         self._pushed = 0
 
+    @property
+    def remembered(self) -> int:
+        """How many entries it keeps, those that no longer hold included."""
+        return len(self._line) + len(self._heap)
+
     def push(self, entry: Entry) -> None:
         self.first()
         line = self._line
@@ -184,6 +189,13 @@ class Index:
         self.claims: dict[str, tuple[str, ...]] = {}  # of a staged task: the runs that claim it besides its own
         self._staged: dict[tuple[str, str], dict[str, None]] = {}
         self._unsorted: set[tuple[str, str]] = set()  # runs whose tasks are not in the order of `seq`
+
+    @property
+    def remembered(self) -> int:
+        """How many places its orders keep, those that no longer hold included."""
+        lineups = [*self._ready.values(), *self._scheduled.values()]
+        heaps = [self._expiring, self._expiring_keys, *self._open.values(), *self._leases.values()]
+        return sum(lineup.remembered for lineup in lineups) + sum(map(len, heaps))
 
     # -- tasks -------------------------------------------------------------------------------------
 
