@@ -6,7 +6,7 @@ import re
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from lake_rows import FIRST, START, Log
@@ -20,11 +20,10 @@ from omniq.spark.lake.bronze import take_in
 from omniq.spark.lake.build import build
 from omniq.spark.lake.generator import history
 from omniq.spark.lake.layout import Lake
-from omniq.spark.lake.report import queries as figures
 from omniq.spark.lake.report.facts import Figures
 from omniq.spark.lake.report.highlights import findings
 from omniq.spark.lake.report.incidents import incidents
-from omniq.spark.lake.report.queries import gather
+from omniq.spark.lake.report.queries import flow_of_minutes, flow_of_runs, gather
 
 if TYPE_CHECKING:
     from omniq.spark.lake.report.page import Report
@@ -186,13 +185,15 @@ def test_the_figures_are_the_same_in_every_zone(spark: SparkSession, mixed: Lake
 
 
 def test_single_runs_tell_the_same_as_minutes(spark: SparkSession, built: Lake) -> None:
-    frames = {name: built.table(spark, name) for name in ("attempts", "tasks", "queue_minute")}
-    asked = figures._Asked(spark, frames, None, None)  # pyright: ignore[reportPrivateUsage]
-    by_run = asked.rows(figures._runs(60))  # pyright: ignore[reportPrivateUsage]
-    by_minute = asked.rows(figures._minutes(60))  # pyright: ignore[reportPrivateUsage]
+    def rows(query: str, *tables: str) -> list[dict[str, Any]]:
+        found = spark.sql(query, **{name: built.table(spark, name) for name in tables})
+        return [row.asDict() for row in found.collect()]
+
+    by_run = rows(flow_of_runs(60), "attempts", "tasks")
+    by_minute = rows(flow_of_minutes(60), "queue_minute")
     quiet = dict.fromkeys(("succeeded", "retried", "failed", "expired", "delta"), 0)
-    known = {row["at"]: row for row in by_run}
-    assert [{"at": row["at"], **quiet, **known.get(row["at"], {})} for row in by_minute] == [{**row} for row in by_minute]
+    known = {row["at_us"]: row for row in by_run}
+    assert [{**quiet, **known.get(row["at_us"], {"at_us": row["at_us"]})} for row in by_minute] == by_minute
     assert sum(row["succeeded"] for row in by_run) > 100
 
 

@@ -136,7 +136,7 @@ def _chapter(ask: _Asked, stores: Sequence[str], gaps: list[Gap]) -> Figures | N
         last=max(last, first + timedelta(seconds=1)),
         step_s=step,
         totals=ask.of(Totals, _TOTALS)[0],
-        throughput=flows(ask.rows(_minutes(step) if step >= _MINUTE_S else _runs(step)), step),
+        throughput=flows(ask.rows(flow_of_minutes(step) if step >= _MINUTE_S else flow_of_runs(step)), step),
         percentiles=[_claimed(row) for row in ask.rows(_fine(step) if step < _HOUR_S else _merged(step))],
         hours=ask.of(HourLoad, _HOURS) if WEEK.enough(days) else [],
         failures=ask.of(FailureKind, _FAILURES),
@@ -227,13 +227,14 @@ _GROUPS = f"""SELECT queue, group_id, sum(started) AS started, sum(blocked_ms) A
     ORDER BY started >= {LIMIT.least} DESC, blocked_ms DESC, waiting_ms DESC, queue, group_id LIMIT {TOP}"""
 
 
-def _minutes(step_s: float) -> str:
+def flow_of_minutes(step_s: float) -> str:
+    """Returns the query of what came and ended in each step of whole minutes, from `queue_minute`."""
     return f"""SELECT {_bucket(step_s, "minute")}, sum(succeeded) AS succeeded, sum(retried) AS retried, sum(failed) AS failed,
         sum(expired) AS expired, sum(backlog_delta) AS delta FROM {{queue_minute}} GROUP BY 1 ORDER BY 1"""
 
 
-def _runs(step_s: float) -> str:
-    """The same from the single runs and tasks, counted by the rules of `queue_minute`."""
+def flow_of_runs(step_s: float) -> str:
+    """Returns the query of the same from the single runs and tasks, counted by the rules of `queue_minute`."""
     outcomes = ("succeeded", "retried", "failed", "expired")
     ended = ", ".join(f"count_if(what = '{outcome}') AS {outcome}" for outcome in outcomes)
     return f"""SELECT {_bucket(step_s, "moment")}, {ended},
