@@ -102,7 +102,9 @@ async def lease_end(fleet: Fleet, task_id: str) -> int:
 
 
 @on_each_store
-def test_a_clock_that_is_an_hour_ahead_takes_nothing_from_a_worker_that_renews(fleet: Fleet, oq: OmniQ, tmp_path: Path) -> None:
+async def test_a_clock_that_is_an_hour_ahead_takes_nothing_from_a_worker_that_renews(
+    fleet: Fleet, oq: OmniQ, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     working = fleet.worker().ready()
     task_id = oq.options(lease=SHORT_LEASE_S).enqueue(fault_jobs.wait_for_file_at_first, str(fleet.side), str(gate))
@@ -117,13 +119,10 @@ def test_a_clock_that_is_an_hour_ahead_takes_nothing_from_a_worker_that_renews(f
             await asyncio.sleep(0.1)
         return taken
 
-    async def body() -> None:
-        async with BaseStorage.from_url(fleet.url, clock=lambda: now_us() + 3_600_000_000) as ahead:
-            assert await look(ahead, 2 * SHORT_LEASE_S) == 0
-            working.freeze_outside_a_write(fleet)
-            assert await look(ahead, 10 * SHORT_LEASE_S) == 1, "one that renews nothing loses its tasks"
-
-    asyncio.run(body())
+    async with BaseStorage.from_url(fleet.url, clock=lambda: now_us() + 3_600_000_000) as ahead:
+        assert await look(ahead, 2 * SHORT_LEASE_S) == 0
+        working.freeze_outside_a_write(fleet)
+        assert await look(ahead, 10 * SHORT_LEASE_S) == 1, "one that renews nothing loses its tasks"
     gate.touch()
     working.thaw()
     result = oq.get_result(task_id, wait=True, timeout=20)

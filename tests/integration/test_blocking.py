@@ -1,6 +1,5 @@
 """`OmniQ` and `WorkerPool`: from scripts, threads, and inside a running event loop."""
 
-import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -54,13 +53,10 @@ def test_everything_else_has_a_blocking_form(blocking: OmniQ, key: str) -> None:
         wait_for(lambda: jobs.runs[key] == 2)
 
 
-def test_it_works_inside_a_running_event_loop(blocking: OmniQ) -> None:
-    async def body() -> None:
-        with blocking.worker():
-            task_id = blocking.enqueue(jobs.add_async, 1, 2)
-            assert blocking.get_result(task_id, wait=True, timeout=5).result == 3
-
-    asyncio.run(body())
+async def test_it_works_inside_a_running_event_loop(blocking: OmniQ) -> None:
+    with blocking.worker():
+        task_id = blocking.enqueue(jobs.add_async, 1, 2)
+        assert blocking.get_result(task_id, wait=True, timeout=5).result == 3
 
 
 def test_several_threads_share_one_queue(blocking: OmniQ) -> None:

@@ -159,7 +159,7 @@ def test_a_payload_that_is_no_json_is_handed_over_as_text(storage: BaseStorage, 
     assert seen == [(text, text)]
 
 
-def test_failed_jobs_are_kept_unless_a_time_is_given(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_jobs_are_kept_unless_a_time_is_given(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once they grew without bound; what other clients keep for ever is still not deleted unasked."""
     monkeypatch.setattr("omniq.upkeep.PURGE_S", 0.01)
     monkeypatch.setattr("omniq.upkeep.REAP_S", 0.01)
@@ -167,29 +167,26 @@ def test_failed_jobs_are_kept_unless_a_time_is_given(storage: BaseStorage, monke
     async def handler(ctx: JobContext) -> None:
         raise ValueError("no")
 
-    async def keep(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
+    async def keep(client: AsyncContractClient) -> None:
         await client.publish("q", {}, job_id="a", max_attempts=1)
         await eventually(lambda: state_of("a", State.DEAD))
         await asyncio.sleep(0.1)
         assert await state_of("a", State.DEAD)
 
-    async def forget(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
+    async def forget(_: AsyncContractClient) -> None:
         await eventually(lambda: state_of("a", None))
 
     async def state_of(job_id: str, state: State | None) -> bool:
         task = await storage.get(job_id)
         return (None if task is None else task.state) is state
 
-    async def body() -> None:
-        client = AsyncContractClient(storage)
-        for drive, ttl in ((keep, None), (forget, 50)):
-            stop = asyncio.Event()
-            consuming = asyncio.create_task(client.consume("q", handler, stop=stop, failed_ttl_ms=ttl))
-            await drive(client, consuming, stop)
-            stop.set()
-            await consuming
-
-    asyncio.run(body())
+    client = AsyncContractClient(storage)
+    for drive, ttl in ((keep, None), (forget, 50)):
+        stop = asyncio.Event()
+        consuming = asyncio.create_task(client.consume("q", handler, stop=stop, failed_ttl_ms=ttl))
+        await drive(client)
+        stop.set()
+        await consuming
 
 
 async def test_a_storage_that_is_closed_under_a_consumer_ends_it(storage: BaseStorage) -> None:

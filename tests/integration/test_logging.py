@@ -57,16 +57,14 @@ async def test_each_task_of_a_batch_is_told(oq: AsyncOmniQ, caplog: pytest.LogCa
     assert said(caplog, ids[4]) == ["DEBUG enqueued support.jobs:add", "DEBUG support.jobs:add was there already"]
 
 
-def test_the_blocking_door_tells_too_and_so_does_the_contract(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_blocking_door_tells_too_and_so_does_the_contract(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "omniq")
     with OmniQ(MemoryStorage()) as oq:
         assert said(caplog, oq.enqueue(jobs.add, 1)) == ["DEBUG enqueued support.jobs:add"]
 
-    async def body() -> list[str]:
-        async with AsyncContractClient(MemoryStorage()) as client:
-            return [await client.publish("q", {}), *await client.publish_many("q", [{}, {}])]
-
-    assert [said(caplog, job_id) for job_id in asyncio.run(body())] == [["DEBUG enqueued *"]] * 3
+    async with AsyncContractClient(MemoryStorage()) as client:
+        published = [await client.publish("q", {}), *await client.publish_many("q", [{}, {}])]
+    assert [said(caplog, job_id) for job_id in published] == [["DEBUG enqueued *"]] * 3
 
 
 async def test_steering_is_told_at_debug(oq: AsyncOmniQ, caplog: pytest.LogCaptureFixture) -> None:

@@ -68,19 +68,19 @@ async def test_another_thread_may_ring() -> None:
     thread.join()
 
 
-def test_a_waiter_whose_loop_is_gone_disturbs_nobody() -> None:
+async def test_a_waiter_whose_loop_is_gone_disturbs_nobody() -> None:
     waiters = Waiters()
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(waiters.wait())
-    loop.run_until_complete(asyncio.sleep(0))
+
+    def begin_to_wait_and_leave() -> None:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(waiters.wait())
+        loop.run_until_complete(asyncio.sleep(0))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+
+    await asyncio.to_thread(begin_to_wait_and_leave)
     assert waiters.anyone()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    loop.close()
     waiters.notify_all()
-
-    async def body() -> None:
-        mine = await _waiting(waiters)
-        waiters.notify_all()
-        await mine
-
-    asyncio.run(body())
+    mine = await _waiting(waiters)
+    waiters.notify_all()
+    await mine
