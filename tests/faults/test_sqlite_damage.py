@@ -43,7 +43,7 @@ async def fill(path: Path) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "q.db"
     asyncio.run(fill(path))
-    assert check(path) == []
+    assert asyncio.run(check(path)) == []
     return path.read_bytes()
 
 
@@ -54,12 +54,9 @@ def path(tmp_path: Path, whole: bytes) -> Path:
     return made
 
 
-def check(path: Path) -> list[str]:
-    async def body() -> list[str]:
-        async with SQLiteStorage(path, durability="process") as storage:
-            return await storage.check()
-
-    return asyncio.run(body())
+async def check(path: Path) -> list[str]:
+    async with SQLiteStorage(path, durability="process") as storage:
+        return await storage.check()
 
 
 def flipped(path: Path, data: bytes, place: int, bit: int) -> None:
@@ -70,27 +67,23 @@ def flipped(path: Path, data: bytes, place: int, bit: int) -> None:
         path.with_name(name).unlink(missing_ok=True)
 
 
-def test_a_flipped_bit_that_hides_a_task_is_found(path: Path, whole: bytes) -> None:
+async def test_a_flipped_bit_that_hides_a_task_is_found(path: Path, whole: bytes) -> None:
     """A task's id stands in its row and in the index that leads there."""
-
-    async def hidden_and_told() -> tuple[bool, list[str]]:
-        async with SQLiteStorage(path, durability="process") as storage:
-            return await storage.get("task-035") is None, await storage.check()
-
     hiding, place = 0, whole.find(b"task-035")
     while place >= 0:
         flipped(path, whole, place + 7, 1)
-        hidden, told = asyncio.run(hidden_and_told())
+        async with SQLiteStorage(path, durability="process") as storage:
+            hidden, told = await storage.get("task-035") is None, await storage.check()
         assert told or not hidden
         hiding += hidden
         place = whole.find(b"task-035", place + 1)
     assert hiding
 
 
-def test_a_row_that_cannot_be_read_any_more_is_named(path: Path, whole: bytes) -> None:
+async def test_a_row_that_cannot_be_read_any_more_is_named(path: Path, whole: bytes) -> None:
     place = whole.rindex(b'["hello"]')
     flipped(path, whole, place + 3, 0x80)
-    (told,) = check(path)
+    (told,) = await check(path)
     assert told.startswith("row ")
     assert told.endswith(" of table tasks cannot be read")
 
@@ -115,20 +108,20 @@ def test_a_row_that_cannot_be_read_any_more_is_named(path: Path, whole: bytes) -
         ("UPDATE workers SET info = x'ff'", "row 1 of table workers cannot be read"),
     ],
 )
-def test_what_cannot_be_is_told(path: Path, damage: str, told: str) -> None:
+async def test_what_cannot_be_is_told(path: Path, damage: str, told: str) -> None:
     connection = sqlite3.connect(path)
     connection.execute(damage)
     connection.commit()
     connection.close()
-    assert any(told in sentence for sentence in check(path))
+    assert any(told in sentence for sentence in await check(path))
 
 
-def test_much_of_a_kind_is_counted(path: Path) -> None:
+async def test_much_of_a_kind_is_counted(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("UPDATE events SET data = '{'")
     connection.commit()
     connection.close()
-    told = [sentence for sentence in check(path) if "events" in sentence]
+    told = [sentence for sentence in await check(path) if "events" in sentence]
     assert len(told) == 21
     assert told[-1].startswith("and ")
 
@@ -148,7 +141,7 @@ def rows(path: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_no_bit_takes_a_row_without_being_told_of(path: Path, whole: bytes, seed: int) -> None:
+async def test_no_bit_takes_a_row_without_being_told_of(path: Path, whole: bytes, seed: int) -> None:
     random_place = random.Random(seed)
     all_rows, losses = {}, 0
     path.write_bytes(whole)
@@ -159,7 +152,7 @@ def test_no_bit_takes_a_row_without_being_told_of(path: Path, whole: bytes, seed
         lost = rows(path) != all_rows
         losses += lost
         try:
-            assert check(path) or not lost, f"bit {bit} of byte {place}"
+            assert await check(path) or not lost, f"bit {bit} of byte {place}"
         except StoreUnavailable:
             continue
     assert losses

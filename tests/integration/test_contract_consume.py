@@ -49,25 +49,22 @@ def consume_n(client: ContractClient, n: int, handler: Callable[[JobContext], An
     client.consume(queue, counted, stop=stop, **options)
 
 
-def run_async(
+async def consume_while(
     storage: BaseStorage,
     handler: Callable[[JobContext], Any],
     drive: Callable[[AsyncContractClient, asyncio.Task[None], asyncio.Event], Awaitable[None]],
     **options: Any,
 ) -> None:
-    async def body() -> None:
-        async with AsyncContractClient(storage) as client:
-            stop = asyncio.Event()
-            consuming = asyncio.create_task(client.consume("q", handler, stop=stop, **options))
-            try:
-                await drive(client, consuming, stop)
-            finally:
-                stop.set()
-                await asyncio.wait({consuming})
-            if not consuming.cancelled():
-                consuming.result()
-
-    asyncio.run(body())
+    async with AsyncContractClient(storage) as client:
+        stop = asyncio.Event()
+        consuming = asyncio.create_task(client.consume("q", handler, stop=stop, **options))
+        try:
+            await drive(client, consuming, stop)
+        finally:
+            stop.set()
+            await asyncio.wait({consuming})
+        if not consuming.cancelled():
+            consuming.result()
 
 
 # -- handlers --------------------------------------------------------------------------------------
@@ -220,7 +217,7 @@ def test_a_handler_may_use_its_client(client: ContractClient) -> None:
     assert done == [0, 1, 2, 3]
 
 
-def test_a_job_that_arrives_later_is_run_at_once(storage: BaseStorage) -> None:
+async def test_a_job_that_arrives_later_is_run_at_once(storage: BaseStorage) -> None:
     ran = asyncio.Event()
 
     async def handler(ctx: JobContext) -> None:
@@ -232,7 +229,7 @@ def test_a_job_that_arrives_later_is_run_at_once(storage: BaseStorage) -> None:
         async with asyncio.timeout(5):
             await ran.wait()
 
-    run_async(storage, handler, drive, poll_interval=30)
+    await consume_while(storage, handler, drive, poll_interval=30)
 
 
 def test_a_delayed_job_is_run_when_it_is_due(client: ContractClient) -> None:
@@ -249,7 +246,7 @@ def test_a_consumer_of_another_queue_leaves_it_alone(client: ContractClient) -> 
     assert (get(client, mine).state, get(client, other).state) == (State.DONE, State.READY)
 
 
-def test_a_paused_queue_waits_and_goes_on(storage: BaseStorage) -> None:
+async def test_a_paused_queue_waits_and_goes_on(storage: BaseStorage) -> None:
     ran: list[str] = []
 
     async def handler(ctx: JobContext) -> None:
@@ -263,7 +260,7 @@ def test_a_paused_queue_waits_and_goes_on(storage: BaseStorage) -> None:
         await client.resume("q")
         await eventually(lambda: ran == ["a"])
 
-    run_async(storage, handler, drive)
+    await consume_while(storage, handler, drive)
 
 
 # -- more than one at once -------------------------------------------------------------------------
@@ -277,7 +274,7 @@ def test_several_jobs_run_at_once_in_threads(client: ContractClient) -> None:
     assert asyncio.run(client.storage.counts())[0].done == 3
 
 
-def test_several_jobs_run_at_once_on_the_loop_but_no_more_than_asked(storage: BaseStorage) -> None:
+async def test_several_jobs_run_at_once_on_the_loop_but_no_more_than_asked(storage: BaseStorage) -> None:
     inside, most, done = 0, 0, 0
 
     async def handler(ctx: JobContext) -> None:
@@ -291,11 +288,11 @@ def test_several_jobs_run_at_once_on_the_loop_but_no_more_than_asked(storage: Ba
         await client.publish_many("q", [[n] for n in range(20)])
         await eventually(lambda: done == 20)
 
-    run_async(storage, handler, drive, concurrency=4)
+    await consume_while(storage, handler, drive, concurrency=4)
     assert most == 4
 
 
-def test_a_group_keeps_its_limit_however_many_run_at_once(storage: BaseStorage) -> None:
+async def test_a_group_keeps_its_limit_however_many_run_at_once(storage: BaseStorage) -> None:
     inside, most, done = 0, 0, 0
 
     async def handler(ctx: JobContext) -> None:
@@ -309,12 +306,12 @@ def test_a_group_keeps_its_limit_however_many_run_at_once(storage: BaseStorage) 
         await client.publish_many("q", [[n] for n in range(10)], gid="g", group_limit=2)
         await eventually(lambda: done == 10)
 
-    run_async(storage, handler, drive, concurrency=8)
+    await consume_while(storage, handler, drive, concurrency=8)
     assert most == 2
 
 
 @pytest.mark.parametrize("make", [lambda f: f, lambda f: functools.partial(f)], ids=["plain", "partial"])
-def test_a_plain_handler_of_the_async_client_runs_in_a_thread(storage: BaseStorage, make: Callable[[Any], Any]) -> None:
+async def test_a_plain_handler_of_the_async_client_runs_in_a_thread(storage: BaseStorage, make: Callable[[Any], Any]) -> None:
     threads: list[threading.Thread] = []
 
     async def drive(client: AsyncContractClient, consuming: asyncio.Task[None], stop: asyncio.Event) -> None:
@@ -322,7 +319,7 @@ def test_a_plain_handler_of_the_async_client_runs_in_a_thread(storage: BaseStora
         await eventually(lambda: threads)
         assert threads[0] is not threading.current_thread()
 
-    run_async(storage, make(lambda ctx: threads.append(threading.current_thread())), drive)
+    await consume_while(storage, make(lambda ctx: threads.append(threading.current_thread())), drive)
 
 
 def test_an_async_handler_needs_the_async_client(client: ContractClient) -> None:
@@ -355,7 +352,7 @@ def test_a_short_lease_is_kept_while_the_handler_works(client: ContractClient) -
     assert get(client, job_id).state is State.DONE
 
 
-def test_a_handler_that_blocks_the_loop_keeps_its_lease(storage: BaseStorage) -> None:
+async def test_a_handler_that_blocks_the_loop_keeps_its_lease(storage: BaseStorage) -> None:
     ended: list[int] = []
 
     async def handler(ctx: JobContext) -> None:
@@ -367,7 +364,7 @@ def test_a_handler_that_blocks_the_loop_keeps_its_lease(storage: BaseStorage) ->
         await client.publish("q", {}, timeout_ms=600)
         await eventually(lambda: ended)
 
-    run_async(storage, handler, drive)
+    await consume_while(storage, handler, drive)
     assert ended == [1]
 
 
@@ -389,7 +386,7 @@ def test_a_lost_lease_is_signalled_and_neither_end_is_sent(client: ContractClien
     assert "refused" not in caplog.text
 
 
-def test_an_async_handler_whose_lease_is_lost_is_cancelled(storage: BaseStorage) -> None:
+async def test_an_async_handler_whose_lease_is_lost_is_cancelled(storage: BaseStorage) -> None:
     heard: list[str] = []
 
     async def handler(ctx: JobContext) -> None:
@@ -408,7 +405,7 @@ def test_an_async_handler_whose_lease_is_lost_is_cancelled(storage: BaseStorage)
         await eventually(lambda: client.reap_expired("q", 1000, client.now_ms() + 250))
         await eventually(lambda: heard[-1:] == ["again"])
 
-    run_async(storage, handler, drive)
+    await consume_while(storage, handler, drive)
     assert heard == ["cancelled, lost True", "again"]
 
 
@@ -425,7 +422,7 @@ def test_jobs_of_a_dead_consumer_come_back(client: ContractClient) -> None:
 # -- leaving ---------------------------------------------------------------------------------------
 
 
-def test_stopping_finishes_the_job_in_hand_and_takes_no_more(storage: BaseStorage) -> None:
+async def test_stopping_finishes_the_job_in_hand_and_takes_no_more(storage: BaseStorage) -> None:
     gate, begun = asyncio.Event(), asyncio.Event()
 
     async def handler(ctx: JobContext) -> None:
@@ -444,10 +441,10 @@ def test_stopping_finishes_the_job_in_hand_and_takes_no_more(storage: BaseStorag
             await consuming
         assert [(await storage.get(f"job {n}")).state for n in range(2)] == [State.DONE, State.READY]
 
-    run_async(storage, handler, drive)
+    await consume_while(storage, handler, drive)
 
 
-def test_cancelling_hands_the_jobs_back_without_spending_an_attempt(storage: BaseStorage) -> None:
+async def test_cancelling_hands_the_jobs_back_without_spending_an_attempt(storage: BaseStorage) -> None:
     heard: list[str] = []
 
     async def handler(ctx: JobContext) -> None:
@@ -472,10 +469,10 @@ def test_cancelling_hands_the_jobs_back_without_spending_an_attempt(storage: Bas
         assert isinstance(again, Job)
         assert (again.job_id in ("job 0", "job 1"), again.attempt) == (True, 1)
 
-    run_async(storage, handler, drive, concurrency=2)
+    await consume_while(storage, handler, drive, concurrency=2)
 
 
-def test_a_cancellation_that_a_client_library_swallowed_is_heard_all_the_same(storage: BaseStorage) -> None:
+async def test_a_cancellation_that_a_client_library_swallowed_is_heard_all_the_same(storage: BaseStorage) -> None:
     class Deaf(FaultyStorage):
         inside = 0
 
@@ -496,10 +493,10 @@ def test_a_cancellation_that_a_client_library_swallowed_is_heard_all_the_same(st
         await asyncio.wait({consuming}, timeout=5)
         assert consuming.cancelled()
 
-    run_async(deaf, print, drive, poll_interval=0.001)
+    await consume_while(deaf, print, drive, poll_interval=0.001)
 
 
-def test_a_stubborn_handler_does_not_keep_a_consumer_from_leaving(
+async def test_a_stubborn_handler_does_not_keep_a_consumer_from_leaving(
     storage: BaseStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("omniq.contract.consumer.LEAVE_S", 0.1)
@@ -527,7 +524,7 @@ def test_a_stubborn_handler_does_not_keep_a_consumer_from_leaving(
         await asyncio.sleep(0.01)
         assert (await storage.get("a")).state is State.READY
 
-    run_async(storage, handler, drive)
+    await consume_while(storage, handler, drive)
     assert "runs on" in caplog.text
 
 
@@ -553,7 +550,7 @@ def test_a_consumer_in_a_thread_is_stopped_by_its_event(client: ContractClient) 
     assert asyncio.run(client.storage.workers()) == []
 
 
-def test_a_consumer_shows_itself_among_the_workers(storage: BaseStorage) -> None:
+async def test_a_consumer_shows_itself_among_the_workers(storage: BaseStorage) -> None:
     async def handler(ctx: JobContext) -> None:
         await asyncio.sleep(20)
 
@@ -563,13 +560,13 @@ def test_a_consumer_shows_itself_among_the_workers(storage: BaseStorage) -> None
         assert (info.queues, info.concurrency) == (("q",), 3)
         consuming.cancel()
 
-    run_async(storage, handler, drive, concurrency=3)
+    await consume_while(storage, handler, drive, concurrency=3)
 
 
 # -- a store that fails ----------------------------------------------------------------------------
 
 
-def test_a_consumer_outlives_a_store_that_fails(storage: BaseStorage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_consumer_outlives_a_store_that_fails(storage: BaseStorage, caplog: pytest.LogCaptureFixture) -> None:
     """Each job runs once and is acked once, although every third answer is lost or never comes."""
     faulty = FaultyStorage(storage, unavailable=0.15, unknown=0.15, seed=7)
     ran: list[int] = []
@@ -584,12 +581,12 @@ def test_a_consumer_outlives_a_store_that_fails(storage: BaseStorage, caplog: py
         await consuming
         assert (await storage.counts())[0].done == 12
 
-    run_async(faulty, handler, drive, concurrency=2)
+    await consume_while(faulty, handler, drive, concurrency=2)
     assert sorted(ran) == list(range(12))
     assert "it will be tried again" in caplog.text
 
 
-def test_a_consumer_that_cannot_reach_its_store_at_the_end_says_so_and_leaves(
+async def test_a_consumer_that_cannot_reach_its_store_at_the_end_says_so_and_leaves(
     storage: BaseStorage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("omniq.turns.LAST_TRIES", 2)
@@ -605,7 +602,7 @@ def test_a_consumer_that_cannot_reach_its_store_at_the_end_says_so_and_leaves(
         async with asyncio.timeout(10):
             await consuming
 
-    run_async(faulty, handler, drive)
+    await consume_while(faulty, handler, drive)
     assert "comes back by its lease" in caplog.text
 
 
@@ -631,7 +628,7 @@ class Laned(MemoryStorage):
         return 3
 
 
-def test_what_goes_wrong_while_promoting_is_logged_and_tried_again(
+async def test_what_goes_wrong_while_promoting_is_logged_and_tried_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once failures in promote and reap were swallowed in silence."""
@@ -642,6 +639,6 @@ def test_what_goes_wrong_while_promoting_is_logged_and_tried_again(
         await eventually(lambda: storage.promoted > 2)
 
     with caplog.at_level(logging.DEBUG, "omniq.contract"):
-        run_async(storage, print, drive)
+        await consume_while(storage, print, drive)
     assert "could not be promoted, it will be tried again: no lanes today" in caplog.text
     assert "promoted 3 delayed jobs of q" in caplog.text

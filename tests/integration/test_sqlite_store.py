@@ -134,30 +134,27 @@ def test_tasks_outlive_the_storage_object(path: Path) -> None:
 # -- databases that are not ours -------------------------------------------------------------------
 
 
-def opening(path: Path) -> str:
-    async def body() -> None:
-        storage = SQLiteStorage(path)
-        try:
+async def opening(path: Path) -> str:
+    storage = SQLiteStorage(path)
+    try:
+        with pytest.raises(StoreError) as caught:
             await storage.open()
-        finally:
-            await storage.close()
-
-    with pytest.raises(StoreError) as caught:
-        asyncio.run(body())
+    finally:
+        await storage.close()
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
-def test_a_newer_store_is_refused_by_name(path: Path) -> None:
+async def test_a_newer_store_is_refused_by_name(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     connection.close()
-    said = opening(path)
+    said = await opening(path)
     assert said.startswith(StoreTooNew.__name__)
     assert "upgrade omniq" in said
 
 
 @pytest.mark.parametrize("version", [0, VERSION, VERSION + 5])
-def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
+async def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
     path = tmp_path / "other.db"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE tasks (what TEXT)")
@@ -165,7 +162,7 @@ def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path,
     connection.execute(f"PRAGMA user_version = {version}")
     connection.commit()
     connection.close()
-    said = opening(path)
+    said = await opening(path)
     assert said.startswith("StoreForeign")
     assert "another program (with the table 'tasks')" in said
     connection = sqlite3.connect(path)
@@ -176,7 +173,7 @@ def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path,
 
 @pytest.mark.parametrize("journal", ["delete", "wal"])
 @pytest.mark.parametrize("open_elsewhere", [False, True])
-def test_a_database_of_another_program_is_not_touched(tmp_path: Path, journal: str, open_elsewhere: bool) -> None:
+async def test_a_database_of_another_program_is_not_touched(tmp_path: Path, journal: str, open_elsewhere: bool) -> None:
     """Also while its program has it open, with tables that stand in its log only."""
     path = tmp_path / "other.db"
     connection = sqlite3.connect(path)
@@ -187,7 +184,7 @@ def test_a_database_of_another_program_is_not_touched(tmp_path: Path, journal: s
     if not open_elsewhere:
         connection.close()
     before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.iterdir()}
-    said = opening(path)
+    said = await opening(path)
     assert said.startswith("StoreForeign")
     if journal == "delete" or not open_elsewhere:
         assert "(with the tables 'users', 'orders', 'invoices', …)" in said
@@ -196,11 +193,11 @@ def test_a_database_of_another_program_is_not_touched(tmp_path: Path, journal: s
 
 
 @pytest.mark.parametrize(("name", "proposed"), [("shop.db", "omniq.db"), ("omniq.db", "omniq-tasks.db")])
-def test_the_place_that_is_proposed_is_never_the_one_that_was_refused(tmp_path: Path, name: str, proposed: str) -> None:
+async def test_the_place_that_is_proposed_is_never_the_one_that_was_refused(tmp_path: Path, name: str, proposed: str) -> None:
     connection = sqlite3.connect(tmp_path / name)
     connection.execute("CREATE TABLE users (name TEXT)")
     connection.close()
-    assert f"such as {tmp_path / proposed};" in opening(tmp_path / name)
+    assert f"such as {tmp_path / proposed};" in await opening(tmp_path / name)
 
 
 def test_an_empty_database_and_one_whose_making_was_cut_short_become_a_store(tmp_path: Path) -> None:
@@ -250,25 +247,25 @@ def test_a_store_to_which_somebody_added_tables_stays_a_store(path: Path) -> Non
         assert oq.check() == []
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("these are notes, " * 500)
-    assert "not a database" in opening(path)
+    assert "not a database" in await opening(path)
     assert path.read_text().startswith("these are notes")
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    assert "folder" in opening(tmp_path)
+async def test_a_folder_is_refused(tmp_path: Path) -> None:
+    assert "folder" in await opening(tmp_path)
 
 
-def test_a_pipe_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
+async def test_a_pipe_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert "is a pipe or a device" in opening(tmp_path / "pipe")
+    assert "is a pipe or a device" in await opening(tmp_path / "pipe")
 
 
-def test_a_place_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+async def test_a_place_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = opening(tmp_path / "file" / "sub" / "q.db")
+    said = await opening(tmp_path / "file" / "sub" / "q.db")
     assert said.startswith("StoreUnavailable")
 
 
