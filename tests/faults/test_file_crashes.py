@@ -330,7 +330,6 @@ async def fail_while_opening(store: Path, room: Path) -> None:
     expected = await told(copied(store, room))
     for at in itertools.count(1):
         path = copied(store, room)
-        storage = LayeredStorage(path, clock=clock())
         files: list[FaultyFiles] = []
 
         def layer(inner: Any, at: int = at, files: list[FaultyFiles] = files) -> FaultyFiles:
@@ -340,7 +339,7 @@ async def fail_while_opening(store: Path, room: Path) -> None:
             files.append(made)
             return made
 
-        storage._layer = layer
+        storage = LayeredStorage(path, layer, clock=clock())
         try:
             await storage.open()
         except StoreUnavailable:
