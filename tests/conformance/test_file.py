@@ -57,7 +57,7 @@ def test_conformance_with_full_durability(case: conformance.Case) -> None:
 
 
 def test_the_reference_model_agrees() -> None:
-    reference.agrees(make_storage, stories=60)
+    reference.agrees(make_storage, stories=30)
 
 
 @pytest.mark.slow

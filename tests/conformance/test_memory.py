@@ -15,7 +15,7 @@ test_conformance = conformance.tests(make_storage, capabilities=MemoryStorage.ca
 
 
 def test_the_reference_model_agrees() -> None:
-    reference.agrees(make_storage, stories=120)
+    reference.agrees(make_storage, stories=60)
 
 
 @pytest.mark.slow

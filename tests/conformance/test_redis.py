@@ -63,7 +63,7 @@ def test_the_oldest_server_that_is_served_passes_it_too(tmp_path: Path, monkeypa
 
 
 def test_the_reference_model_agrees() -> None:
-    reference.agrees(make_storage, stories=40)
+    reference.agrees(make_storage, stories=20)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ test_conformance = conformance.tests(make_storage, reopen=reopen, capabilities=C
 
 
 def test_the_reference_model_agrees() -> None:
-    reference.agrees(make_storage, stories=25)
+    reference.agrees(make_storage, stories=15)
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_a_store_in_memory_leaves_no_file(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_the_reference_model_agrees() -> None:
-    reference.agrees(make_storage, stories=40)
+    reference.agrees(make_storage, stories=20)
 
 
 @pytest.mark.slow

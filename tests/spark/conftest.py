@@ -35,7 +35,7 @@ def spark() -> "Iterator[SparkSession]":
     # For so few rows it takes longer to compile and adapt a query than to run it; the tests with sessions of their own do both.
     conf = {
         "spark.sql.adaptive.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.shuffle.partitions": "1",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }

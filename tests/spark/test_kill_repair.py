@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROUNDS = min(int(os.environ.get("ROUNDS") or 20), 6)  # each starts Spark
 START_S = 600.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.costly, pytest.mark.timeout(3600)]
 
 
 def days(lake: Lake) -> dict[str, int]:

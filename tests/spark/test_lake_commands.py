@@ -140,6 +140,7 @@ def test_bad_input_gets_a_sentence(
 
 
 @pytest.mark.slow
+@pytest.mark.costly
 def test_a_process_of_its_own_prints_the_rows_and_nothing_else(room: Path, tmp_path: Path) -> None:
     store, lake = f"sqlite:///{room / 'shop.db'}", asked("init", "--lake", str(tmp_path / "lake")).stdout.split()[-1]
     command = [sys.executable, "-m", "omniq", "lake"]

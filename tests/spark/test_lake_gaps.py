@@ -146,6 +146,7 @@ def test_files_of_gold_from_before_gaps_could_be_accepted_say_no(spark: "SparkSe
     assert [row["incomplete"] for row in rows] == [False]
 
 
+@pytest.mark.slow
 def test_a_page_about_the_lake_names_the_gaps(spark: "SparkSession", story: Story, tmp_path: Path) -> None:
     from omniq.spark import report  # imports matplotlib
 
@@ -182,6 +183,7 @@ def test_a_gap_that_nobody_accepted_stops_the_build_until_somebody_does(spark: "
     assert (gaps.ok, note.ok, note.note) == (True, True, True)
 
 
+@pytest.mark.slow
 def test_what_is_purged_while_it_comes_in_is_refused_or_accepted_too(spark: "SparkSession", tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     yard.stored(TEN, TEN + DAY, TEN + 2 * DAY)

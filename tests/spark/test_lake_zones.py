@@ -99,13 +99,14 @@ def assert_same(lake: Lake, right: Lake) -> None:
 # -- the same in every zone ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zones", "by_steps"),
     [
         ((KOLKATA, NEW_YORK), False),
-        pytest.param((NEW_YORK, KOLKATA), True, marks=pytest.mark.slow),
-        pytest.param((NEW_YORK,), True, marks=pytest.mark.slow),
-        pytest.param((KOLKATA,), True, marks=pytest.mark.slow),
+        ((NEW_YORK, KOLKATA), True),
+        ((NEW_YORK,), True),
+        ((KOLKATA,), True),
     ],
 )
 def test_a_lake_is_the_same_in_every_zone(
@@ -119,7 +120,8 @@ def test_a_lake_is_the_same_in_every_zone(
     assert_same(lake, right)
 
 
-@pytest.mark.parametrize("zone", [NEW_YORK, pytest.param(KOLKATA, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("zone", [NEW_YORK, KOLKATA])
 def test_models_called_in_a_session_of_the_users_do_not_ask_for_its_zone(spark: "SparkSession", right: Lake, zone: str) -> None:
     until = right.manifest("tasks").horizon
     assert until is not None
@@ -175,8 +177,8 @@ def test_days_and_hours_are_exact_long_ago_and_far_ahead(spark: "SparkSession") 
     assert [tuple(row) for row in found] == [(us, us // clock.DAY_US, us // clock.HOUR_US * clock.HOUR_US, 3) for us in moments]
 
 
-def test_a_moment_without_a_zone_is_refused_as_the_end_of_groups(spark: "SparkSession", right: Lake) -> None:
-    runs, tasks = right.table(spark, "attempts"), right.table(spark, "tasks")
+def test_a_moment_without_a_zone_is_refused_as_the_end_of_groups(spark: "SparkSession", built: Lake) -> None:
+    runs, tasks = built.table(spark, "attempts"), built.table(spark, "tasks")
     with pytest.raises(Invalid, match="has no time zone"):
         models.group_hour(runs, tasks, until=datetime(2026, 3, 8))
 
@@ -253,6 +255,7 @@ def wrong(spark: "SparkSession", right: Lake, tmp_path: Path) -> Lake:
     return lake
 
 
+@pytest.mark.slow
 def test_a_lake_that_was_made_in_other_zones_is_found_refused_and_repaired(
     spark: "SparkSession", right: Lake, wrong: Lake
 ) -> None:
@@ -336,6 +339,7 @@ def test_what_comes_in_beside_a_repair_is_there_after_it(spark: "SparkSession", 
     assert [result for result in check(spark, wrong) if not result.ok] == []
 
 
+@pytest.mark.slow
 def test_gold_of_expired_events_stays_as_it_is_and_is_told(spark: "SparkSession", right: Lake, tmp_path: Path) -> None:
     lake = Lake(shutil.copytree(right.path, tmp_path / "lake"))
     later = datetime(2026, 3, 31, tzinfo=UTC)
@@ -348,7 +352,8 @@ def test_gold_of_expired_events_stays_as_it_is_and_is_told(spark: "SparkSession"
     assert (report.frozen, report.days, report.built) == (["2026-03-06"], [], None)
 
 
-@pytest.mark.parametrize("zone", [pytest.param(NEW_YORK, marks=pytest.mark.slow), KOLKATA])
+@pytest.mark.slow
+@pytest.mark.parametrize("zone", [NEW_YORK, KOLKATA])
 def test_a_repair_loses_and_doubles_nothing_where_gold_without_events_meets_what_is_built_anew(
     spark: "SparkSession", right: Lake, tmp_path: Path, zone: str
 ) -> None:
