@@ -25,3 +25,23 @@ def test_a_quick_benchmark_reports_its_figures(repository: Path, tmp_path: Path,
     assert all(figure["ratio"] > 0 for figure in report["figures"] if figure["baseline"])
     assert report["machine"]["cpus"] >= 1
     assert list(tmp_path.iterdir()) == []
+
+
+def beside(repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.beside", *words]
+    return subprocess.run(command, cwd=repository, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_two_trees_are_measured_in_turn(repository: Path) -> None:
+    done = beside(repository, str(repository), "enqueue", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if "tasks/s" in line]
+    assert len(rows) == 3
+    assert all(0.1 < float(row.split()[-2]) < 10 for row in rows), "a tree beside itself"
+
+
+def test_a_folder_that_is_no_tree_is_not_measured(repository: Path, tmp_path: Path) -> None:
+    done = beside(repository, str(tmp_path))
+    assert done.returncode == 2
+    assert f"{tmp_path} is no checkout of omniq" in done.stderr

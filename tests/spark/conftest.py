@@ -81,9 +81,9 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", pytest.param("file", marks=pytest.mark.slow), "redis"])
+@pytest.fixture(params=["sqlite", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("file", "redis"))])
 def each_store(request: pytest.FixtureRequest, tmp_path: Path, redis_server: Server) -> str:
-    """The URL of an empty store of each kind; a folder, which is opened and locked like a SQLite file, among the slow tests."""
+    """The URL of an empty store of each kind. What Spark does with a store is the same; stores have tests of their own."""
     if request.param == "redis":
         with redis_server.client() as client:
             client.flushall()

@@ -98,12 +98,14 @@ def marks(spark: "SparkSession", lake: Lake) -> dict[str, list[tuple[datetime, b
     return found
 
 
+@pytest.mark.slow
 def test_lost_events_are_refused_with_the_numbers_and_the_way_on(story: Story) -> None:
     assert "events 3 to 5 of store " in story.refused
     assert "purged before they came into the lake" in story.refused
     assert "accept_gap=True (omniq lake ingest --accept-gap)" in story.refused
 
 
+@pytest.mark.slow
 def test_an_accepted_gap_is_noted_with_its_numbers_and_the_times_of_its_neighbours(story: Story) -> None:
     (first,), (second,) = story.first.gaps, story.second.gaps
     assert (story.first.rows, story.second.rows) == (3, 0)
@@ -114,6 +116,7 @@ def test_an_accepted_gap_is_noted_with_its_numbers_and_the_times_of_its_neighbou
     assert entry.gaps == [first, second]
 
 
+@pytest.mark.slow
 def test_tables_mark_the_time_of_a_gap_also_one_that_is_accepted_after_they_were_built(
     spark: "SparkSession", story: Story
 ) -> None:
@@ -124,6 +127,7 @@ def test_tables_mark_the_time_of_a_gap_also_one_that_is_accepted_after_they_were
     assert not build(spark, story.lake).changed
 
 
+@pytest.mark.slow
 def test_checks_note_accepted_gaps_and_the_lake_goes_on(spark: "SparkSession", story: Story) -> None:
     story.stored(TEN + 4 * DAY)
     assert ingest(spark, story.url, story.lake).rows == 2
@@ -136,6 +140,7 @@ def test_checks_note_accepted_gaps_and_the_lake_goes_on(spark: "SparkSession", s
     assert ingest(spark, story.url, story.lake).rows == 0
 
 
+@pytest.mark.slow
 def test_files_of_gold_from_before_gaps_could_be_accepted_say_no(spark: "SparkSession", story: Story, tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 

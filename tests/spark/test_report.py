@@ -152,6 +152,7 @@ def chapters(spark: SparkSession, mixed: Lake) -> list[Figures]:
     return gather(spark, mixed)
 
 
+@pytest.mark.slow
 def test_what_was_made_up_is_in_no_number_of_what_was_measured(
     spark: SparkSession, mixed: Lake, chapters: list[Figures], tmp_path: Path
 ) -> None:
@@ -166,6 +167,7 @@ def test_what_was_made_up_is_in_no_number_of_what_was_measured(
     assert page.headings == ["Measured", "Made up"]
 
 
+@pytest.mark.slow
 def test_a_storm_has_a_beginning_an_end_and_a_cost(chapters: list[Figures]) -> None:
     measured = chapters[0]
     (found,) = incidents(measured.storms)
@@ -175,7 +177,8 @@ def test_a_storm_has_a_beginning_an_end_and_a_cost(chapters: list[Figures]) -> N
     assert sum("storm" in sentence for sentence in findings(measured)) == 1
 
 
-@pytest.mark.parametrize("zone", [pytest.param("America/New_York", marks=pytest.mark.slow), "Asia/Kolkata"])
+@pytest.mark.slow
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
 def test_the_figures_are_the_same_in_every_zone(spark: SparkSession, mixed: Lake, chapters: list[Figures], zone: str) -> None:
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:

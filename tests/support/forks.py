@@ -34,7 +34,8 @@ POSSIBLE = hasattr(os, "pidfd_open")  # Linux
 REQUEST_BYTES = 150_000  # what one packet carries
 LOCALE = ("LANG", "LC_ALL", "LC_CTYPE")  # an interpreter reads them once, at its start
 FRESH = ("windows.py",)  # it hides modules, which here are imported already
-UNDERSTOOD = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+# The first is none of the interpreter's: make and .ci/run name it so.
+UNDERSTOOD = ("PYTHON", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
 
 
 _forks: dict[int, Python] = {}
