@@ -63,7 +63,8 @@ def _show(other: Medians, here: Medians) -> None:
 
 
 def _said(values: list[float]) -> str:
-    return f"{statistics.median(values):,.4g} ({min(values):,.4g} to {max(values):,.4g})"
+    median, low, high = (f"{n:,.0f}" if n >= 100 else f"{n:.3g}" for n in (statistics.median(values), min(values), max(values)))
+    return f"{median} ({low} to {high})"
 
 
 if __name__ == "__main__":
