@@ -139,7 +139,10 @@ class Shell:
         return path.read_text() if path.exists() else ""
 
     def until_said(self, text: str) -> None:
-        wait_for(lambda: text in self.said, within=30)
+        try:
+            wait_for(lambda: text in self.said, within=30)
+        except AssertionError:
+            raise AssertionError(f"not said within 30 s: {text!r}; but:\n{self.said}") from None
 
     def interrupt(self, started: Python, number: int = signal.SIGINT) -> int:
         started.send_signal(number)

@@ -86,6 +86,7 @@ class Supervisor:
     def __init__(self, options: WorkerOptions, log_level: str | None) -> None:
         self._options, self._log_level = options, log_level
         self._children: dict[int, Child] = {}
+        self._keeping: list[asyncio.Future[None]] = []
         # Of the processes that have ended: what all have done never becomes less.
         self._past = WorkerNumbers()
         self._stopping = asyncio.Event()
@@ -101,7 +102,8 @@ class Supervisor:
     async def run(self) -> int:
         watching = [asyncio.ensure_future(self._watch())] if self._options.reload else []
         with caught_on_loop(self._on_signal), live_line(self.numbers, self._log_level):
-            await asyncio.gather(*(self._keep(number) for number in range(self._options.processes)))
+            self._keeping = [asyncio.ensure_future(self._keep(number)) for number in range(self._options.processes)]
+            await asyncio.gather(*self._keeping)
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
@@ -118,7 +120,8 @@ class Supervisor:
             for child in self._children.values():
                 child.send(signal.SIGKILL)
             leave(number)
-        log.info("stopping %d worker processes", len(self._children))
+        # Not the children: on a busy machine a process may work before its start has returned here.
+        log.info("stopping %d worker processes", sum(not keeping.done() for keeping in self._keeping))
         self._stop()
 
     def _stop(self) -> None:
