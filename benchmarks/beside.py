@@ -33,13 +33,12 @@ def main() -> int:
         print(f"{asked.other} is no checkout of omniq: it has no src/omniq, or no benchmarks", file=sys.stderr)
         return 2
     words = [*asked.names, "--json", *([] if asked.full else ["--quick"])]
-    trees = {asked.other.resolve(): Medians(), HERE: Medians()}
+    trees: list[tuple[Path, Medians]] = [(asked.other.resolve(), {}), (HERE, {})]
     for n in track(range(2 * asked.rounds), "measuring", console=Console(stderr=True)):
-        before_first = (n // 2) % 2 == 0
-        tree = list(trees)[n % 2 if before_first else 1 - n % 2]
+        tree, found = trees[(n + n // 2) % 2]  # other, here, here, other, …
         for figure in _figures(tree, words):
-            trees[tree].setdefault((figure["name"], figure["unit"]), []).append(figure["median"])
-    _show(*trees.values())
+            found.setdefault((figure["name"], figure["unit"]), []).append(figure["median"])
+    _show(*(found for _, found in trees))
     return 0
 
 

@@ -85,7 +85,7 @@ def _play(make_storage: Make, seeds: Iterable[int]) -> None:
 class FollowingLedger(TableLedger):
     """Grants, of tasks that stand equally, the one that another store granted."""
 
-    wanted: Sequence[str] = ()
+    wanted: list[str]  # ids in the order in which the other store granted them; a task that came back may be there twice
 
     def next_ready(self, queue: str, group: str | None, limit: int) -> list[Record]:
         found: list[Record] = []
@@ -96,7 +96,10 @@ class FollowingLedger(TableLedger):
                 break
             first = min(ready, key=_place)
             equal = [t for t in ready if (t.returned and first.returned) or _place(t) == _place(first)]
-            found.append(next((t for id in self.wanted for t in equal if t.id == id), first))
+            granted = next((t for id in self.wanted for t in equal if t.id == id), first)
+            if granted.id in self.wanted:
+                self.wanted.remove(granted.id)
+            found.append(granted)
         return found
 
 
@@ -108,6 +111,7 @@ class FollowingMemory(MemoryStorage):
     def __init__(self, *, clock: FakeClock) -> None:
         super().__init__(clock=clock)
         self.ledger = self._ledger = FollowingLedger(self.events_on)
+        self.ledger.wanted = []
 
 
 class Episode:
