@@ -12,7 +12,7 @@ import pytest
     ("name", "units"),
     [
         ("enqueue", ["tasks/s"] * 3),
-        ("file", ["tasks/s"] * 5),
+        pytest.param("file", ["tasks/s"] * 5, marks=pytest.mark.slow),
         pytest.param("waiting", ["µs", "s", "bytes"] * 3, marks=pytest.mark.slow),
     ],
 )
@@ -32,7 +32,6 @@ def beside(repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=repository, capture_output=True, text=True)
 
 
-@pytest.mark.slow
 def test_two_trees_are_measured_in_turn(repository: Path) -> None:
     done = beside(repository, str(repository), "enqueue", "--rounds", "1")
     assert done.returncode == 0, done.stderr

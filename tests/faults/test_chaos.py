@@ -84,7 +84,11 @@ def survive(fleet: Fleet, *, workers: int, producers: int, seconds: float, per_s
     asyncio.run(check(fleet, ids))
 
 
-@pytest.mark.parametrize(("fleet", "workers", "producers"), [("sqlite", 3, 1), ("file", 5, 3)], indirect=["fleet"])
+@pytest.mark.parametrize(
+    ("fleet", "workers", "producers"),
+    [("sqlite", 3, 1), pytest.param("file", 5, 3, marks=pytest.mark.slow)],
+    indirect=["fleet"],
+)
 def test_processes_killed_and_frozen_at_random_lose_nothing(fleet: Fleet, seed: int, workers: int, producers: int) -> None:
     survive(fleet, workers=workers, producers=producers, seconds=5, per_second=100 / producers, seed=seed)
 

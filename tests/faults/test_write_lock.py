@@ -20,6 +20,7 @@ from omniq.operations import Enqueue, Reserve, Reserved
 RACERS = 32
 
 
+@pytest.mark.slow
 def test_a_storm_of_writers_beside_an_open_snapshot_shows_nobody_an_error(fleet: Fleet, seed: int) -> None:
     with OmniQ.from_url(fleet.url) as oq:
         oq.enqueue(fault_jobs.nothing)

@@ -85,6 +85,7 @@ def listening(pid: int) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.costly  # it starts Spark, a server of Connect and pipelines several times: two minutes
 @pytest.mark.timeout(1200)
 def test_the_project_runs_on_the_loopback_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     project = tmp_path / "history"
