@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import inspect
 import os
 import shutil
@@ -52,6 +53,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(costly))
         items[:] = [item for item in items if item not in costly]
     items.sort(key=lambda item: _rank(item.path))
+
+
+def pytest_collection_finish() -> None:
+    """Nobody looks for garbage among 8,000 tests again and again: a seventh of what short tests compute."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries tell of what is left at the end
 
 
 @functools.cache
