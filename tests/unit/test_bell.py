@@ -71,15 +71,22 @@ def test_ones_own_rings_are_not_heard(tmp_path: Path) -> None:
 def test_rings_while_nobody_waits_are_heard_by_the_next_who_does(tmp_path: Path) -> None:
     mine, theirs = Bell(tmp_path / "bell"), Bell(tmp_path / "bell")
     heard: list[int] = []
-    waiting = True
-    mine.listen(lambda: heard.append(1), lambda: waiting)
+    asked, waiting = threading.Event(), True
+
+    def anyone() -> bool:
+        answer = waiting
+        asked.set()
+        return answer
+
+    mine.listen(lambda: heard.append(1), anyone)
+    assert asked.wait(5)  # else the watcher may begin when nobody waits any more, and sleep
     waiting = False
     theirs.ring()
     wait_for(lambda: heard)
     theirs.ring()
     theirs.ring()
     waiting = True
-    mine.listen(lambda: heard.append(1), lambda: waiting)
+    mine.listen(lambda: heard.append(1), anyone)
     wait_for(lambda: len(heard) >= 2)
     mine.close()
     theirs.close()
