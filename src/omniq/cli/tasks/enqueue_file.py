@@ -260,13 +260,22 @@ def _tell(text: str) -> None:
 async def _whole(step: Coroutine[Any, Any, None]) -> None:
     """Carry a step through: a Ctrl-C takes effect after it, so that what was stored is counted."""
     task = asyncio.ensure_future(step)
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(_: object) -> None:
+        # Not `asyncio.shield`, which prints a traceback if the Ctrl-C cancels in the middle of its callback.
+        with suppress(asyncio.InvalidStateError):
+            ended.set_result(None)
+
+    task.add_done_callback(end)
     try:
-        await asyncio.shield(task)
+        await ended
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled() and (failed := task.exception()) is not None:
             raise failed from None
         raise
+    task.result()
 
 
 def _digits(number: int) -> str:
